@@ -1,0 +1,1 @@
+"""What is looked at: charts drawn from what `frostline.results` keeps."""

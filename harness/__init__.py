@@ -1,0 +1,5 @@
+"""How it is measured. A user's suite file needs only what this page exports."""
+
+from frostline.harness.declare import Preset, Step, Suite, skip, suite
+
+__all__ = ["Preset", "Step", "Suite", "skip", "suite"]

@@ -1,0 +1,164 @@
+"""What a user writes: a suite, its axes and implementations, and the step that is measured.
+
+    from frostline.harness import suite
+
+    @suite(axes={"rows": [1024, 8192]}, implementations=["torch", "mine"])
+    def softmax(implementation, device, *, rows):
+        ...
+        return step                     # or Step(run=..., outputs=..., reference=...), or skip("why")
+
+Standard library only: a suite without torch never imports it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from frostline.results.record import Case, Params, UsageError
+
+Value: TypeAlias = int | float | str | bool
+Outputs: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measurable step.
+
+    `run` is what is timed. `reset` (not timed) runs before every step and drops what the last one left (gradients), so that
+    memory above the inputs is told from the inputs. For correctness: `outputs` returns the named tensors of a run,
+    `reference` the same names in higher precision, `yardstick` the same names from plain code in the same precision: a side
+    is wrong when its error exceeds `allowed_over_yardstick` times the yardstick's (or `tolerance` where there is none).
+    `inputs` are tensors that stay alive between steps, for the cost model; `detail` is stored with the process.
+    """
+
+    run: Callable[[], Any]
+    reset: Callable[[], None] | None = None
+    outputs: Callable[[], Outputs] | None = None
+    reference: Callable[[], Outputs] | None = None
+    yardstick: Callable[[], Outputs] | None = None
+    tolerance: float = 1e-5
+    allowed_over_yardstick: float = 2.0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Skipped(Exception):
+    """Raised by `skip`: this case cannot be, for the reason given."""
+
+
+def skip(reason: str) -> Any:
+    """Say that a case cannot be measured here. Its rows get the status `skipped` with the reason."""
+    raise Skipped(reason)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named selection: values for some axes, and how many rounds. `implementations` empty means all of the suite's."""
+
+    axes: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    rounds: int = 8
+    implementations: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named question with axes and implementations. Made by the decorator `suite`."""
+
+    name: str
+    function: Callable[..., Any]
+    axes: Mapping[str, Sequence[Value]]
+    implementations: Sequence[str]
+    baseline: str
+    compared: str
+    presets: Mapping[str, Preset]
+    targets: Sequence[str]
+    delta: Mapping[str, float]
+    version: str
+    keep: Callable[[Params], bool] | None = None
+    target_device: Callable[[str], AbstractContextManager[Any]] | None = None
+    path: str = ""
+
+    def preset(self, name: str) -> Preset:
+        if name not in self.presets:
+            raise UsageError(f"--preset: {self.name} has no preset {name!r}; it has {', '.join(self.presets) or 'none'}")
+        return self.presets[name]
+
+    def cases(self, selected: Mapping[str, Sequence[Value]]) -> Iterator[Case]:
+        """Every case of the axes, with the values of `selected` in place of the axes' own."""
+        values = [selected.get(axis, default) for axis, default in self.axes.items()]
+        for point in itertools.product(*values):
+            params = dict(zip(self.axes, point, strict=True))
+            if self.keep is None or self.keep(params):
+                yield Case(self.name, self.version, params)
+
+
+def suite(
+    *,
+    axes: Mapping[str, Sequence[Value]] | None = None,
+    implementations: Sequence[str] = ("default",),
+    baseline: str | None = None,
+    compared: str | None = None,
+    presets: Mapping[str, Preset] | None = None,
+    targets: Sequence[str] = (),
+    delta: Mapping[str, float] | None = None,
+    version: str | None = None,
+    keep: Callable[[Params], bool] | None = None,
+    target_device: Callable[[str], AbstractContextManager[Any]] | None = None,
+) -> Callable[[Callable[..., Any]], Suite]:
+    """Make a suite of a function `(implementation, device, *, **case) -> step | Step`.
+
+    Args:
+        axes: each axis with its default values; every name must be a keyword of the function.
+        implementations: what the function can be asked for.
+        baseline: the implementation that `run` judges the others against (default: the first).
+        compared: the implementation that `compare` fixes (default: the last).
+        presets: named selections; `small` is the default without a GPU, `paper` with one.
+        targets: packages whose code is in question (`compare` takes them from each source). Empty: what a source provides.
+        delta: the smallest change worth a word, by metric, as a fraction (default 0.03 for timing).
+        version: otherwise a hash of the file's source. Verdicts never mix versions.
+        keep: a filter over cases.
+        target_device: a context in which the measured code takes the branches of the device named, for the cost model.
+
+    Raises:
+        UsageError: an axis that the function has no keyword for, or a baseline that is no implementation.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Suite:
+        name, given = function.__name__, dict(axes or {})
+        accepted = inspect.signature(function).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        for axis, values in given.items():
+            if axis not in accepted and not takes_any:
+                raise UsageError(f"suite {name}: axis {axis!r} is no argument of the function; it takes {', '.join(accepted)}")
+            if isinstance(values, str) or not len(values):
+                raise UsageError(f"suite {name}: axis {axis!r} needs a non-empty list of values, got {values!r}")
+        for role, chosen in (("baseline", baseline), ("compared", compared)):
+            if chosen is not None and chosen not in implementations:
+                raise UsageError(f"suite {name}: {role}={chosen!r} is no implementation; it has {', '.join(implementations)}")
+        return Suite(
+            name=name,
+            function=function,
+            axes=given,
+            implementations=tuple(implementations),
+            baseline=baseline or implementations[0],
+            compared=compared or implementations[-1],
+            presets=dict(presets or {}),
+            targets=tuple(targets),
+            delta=dict(delta or {}),
+            version=version or _source_hash(function),
+            keep=keep,
+            target_device=target_device,
+            path=inspect.getsourcefile(function) or "",
+        )
+
+    return decorate
+
+
+def _source_hash(function: Callable[..., Any]) -> str:
+    with open(inspect.getsourcefile(function) or "", "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()[:12]

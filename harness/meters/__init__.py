@@ -1,0 +1,1 @@
+"""How one quantity is read: clock, memory, counts, telemetry."""

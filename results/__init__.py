@@ -1,0 +1,1 @@
+"""What is kept: the words (`record`), the store, the statistics and the verdicts, reports and the gate."""

@@ -1,0 +1,328 @@
+"""The words of Frostline as types: what a sample, a process, a side, a case, a session and a verdict are.
+
+Standard library only, so that the worker (which must stay light), the store and the statistics speak of the same things.
+`docs/architecture.md`, section "Words", defines each term.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+Params: TypeAlias = Mapping[str, int | float | str | bool]
+
+
+class UsageError(Exception):
+    """A mistake that the user can mend: one line that names the argument, what was given and what was wanted (exit 2)."""
+
+
+class NothingMeasured(Exception):
+    """Nothing could be measured (a build failed, every side failed): one line, exit 4."""
+
+
+class Status(StrEnum):
+    """How one process ended. Every one is a row of the store with a reason; none is an exception that loses the others."""
+
+    OK = "ok"
+    WRONG = "wrong"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+class Role(StrEnum):
+    """What a process was for."""
+
+    MEASURE = "measure"
+    VERIFY = "verify"
+    PREDICT = "predict"  # the cost model's fake tensors: nothing was run
+
+
+class Interleave(StrEnum):
+    """How the sides of a round shared the device: in blocks between live processes, or one process after the other."""
+
+    BLOCK = "block"
+    PROCESS = "process"
+
+
+class Kind(StrEnum):
+    """How a metric is judged: `timing` by its rounds, `exact` by equality, `bytes` within a byte tolerance."""
+
+    TIMING = "timing"
+    EXACT = "exact"
+    BYTES = "bytes"
+
+
+class Direction(StrEnum):
+    """Which way is better."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named quantity. `unit` is the unit that the store keeps (`ns`, `B`, `FLOP`, `1`)."""
+
+    name: str
+    unit: str
+    kind: Kind
+    description: str
+    direction: Direction = Direction.LOWER
+
+
+STEP_TIME = Metric("step_time", "ns", Kind.TIMING, "one step: CUDA events on a GPU, perf_counter_ns on a CPU")
+PEAK_ALLOCATED = Metric("peak_allocated", "B", Kind.BYTES, "peak of live allocated bytes, inputs and weights included")
+PEAK_ABOVE_INPUTS = Metric("peak_above_inputs", "B", Kind.BYTES, "peak of live allocated bytes above what was live before the step")
+PEAK_RESERVED = Metric("peak_reserved", "B", Kind.BYTES, "peak of bytes that the CUDA allocator reserved")
+PEAK_RESIDENT = Metric("peak_resident", "B", Kind.BYTES, "peak resident set of the process (suites that do not use torch)")
+FLOPS = Metric("flops", "FLOP", Kind.EXACT, "floating-point operations of the matrix products of one step")
+OPERATORS = Metric("operators", "1", Kind.EXACT, "torch operators dispatched in one step")
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (STEP_TIME, PEAK_ALLOCATED, PEAK_ABOVE_INPUTS, PEAK_RESERVED, PEAK_RESIDENT, FLOPS, OPERATORS)
+}
+
+
+def content_id(content: Any) -> str:
+    """A global id for things that are what they contain (machines, cases, sources): 16 hex digits of SHA-256 of canonical JSON."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def new_id() -> str:
+    """A UUIDv7 (RFC 9562): sortable by time, unique over machines. For sessions and processes."""
+    milliseconds = time.time_ns() // 1_000_000
+    value = (milliseconds & (2**48 - 1)) << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
+    return str(uuid.UUID(int=value))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a session ran. Two machines of equal content are one; `content` holds cpu, cores, memory, gpu, driver, os, ..."""
+
+    content: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return content_id(self.content)
+
+    @property
+    def label(self) -> str:
+        """A name to print: the GPU if there is one, else the CPU and its cores."""
+        return str(self.content.get("gpu") or f"{self.content.get('cpu', 'cpu')}, {self.content.get('cores', os.cpu_count())} cores")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a suite's axes. The suite's version belongs to its identity: verdicts never mix versions."""
+
+    suite: str
+    suite_version: str
+    params: Params
+
+    @property
+    def id(self) -> str:
+        return content_id([self.suite, self.suite_version, dict(self.params)])
+
+    @property
+    def label(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.params.items())
+
+
+@dataclass(frozen=True)
+class SideRecord:
+    """A side as the store keeps it: an implementation at a source, at a position of its session.
+
+    `source` is what the user typed (or `installed`), `source_id` a hash of the content that it led to.
+    """
+
+    position: int
+    implementation: str
+    source: str
+    source_kind: str
+    source_id: str
+    baseline: bool = False
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.implementation if self.source_kind == "installed" else f"{self.implementation} @ {self.source}"
+
+
+@dataclass(frozen=True)
+class Session:
+    """All that one command measured. `plan` is what `--resume` finishes; `detail` holds versions, commit, dirty hash."""
+
+    id: str
+    command: str
+    created_at: str
+    machine_id: str
+    device: str
+    plan: Mapping[str, Any]
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading of one metric in one timed step.
+
+    `block` counts the process's own blocks from 0: a cycle goes forth and back, so blocks 2k and 2k + 1 are cycle k.
+    `t_ns` is the monotonic clock at the step's start: it orders the samples of all processes of a machine.
+    """
+
+    metric: str
+    block: int
+    t_ns: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One output of a side against the suite's reference. `relative` is ||out - ref|| / ||ref||, `maximum` max |out - ref|.
+
+    `allowed` is the bound on `relative`: a multiple of what the yardstick (plain torch, same dtype) gets wrong.
+    """
+
+    output: str
+    relative: float
+    maximum: float
+    allowed: float
+
+    @property
+    def ok(self) -> bool:
+        return self.relative <= self.allowed  # False for NaN
+
+
+@dataclass(frozen=True)
+class Module:
+    """A target package's module that a process imported: the proof of which code ran."""
+
+    name: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """What one process (one case on one side in one round) gave.
+
+    `round` counts from 0; verification and prediction have round -1. `counted` says that this attempt is the one that
+    stands for its round. `measurements` has one value a metric: the median of the samples, or the peak, or the count.
+    """
+
+    id: str
+    session_id: str
+    position: int
+    case_id: str
+    role: Role
+    round: int
+    status: Status
+    reason: str = ""
+    counted: bool = True
+    attempt: int = 0
+    interleave: Interleave = Interleave.BLOCK
+    isolation: str = "spawn"
+    started_at: str = ""
+    seconds: float = 0.0
+    stderr: str = ""
+    measurements: Mapping[str, float] = field(default_factory=dict)
+    samples: Sequence[Sample] = ()
+    verifications: Sequence[Verification] = ()
+    modules: Sequence[Module] = ()
+    telemetry: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def code_id(self) -> str:
+        """A hash of the code of the target packages that was loaded; empty when none was."""
+        return content_id(sorted((module.name, module.sha256) for module in self.modules)) if self.modules else ""
+
+
+@dataclass(frozen=True)
+class RoundRatio:
+    """One round's log ratio of a side to the baseline for one timing metric: the median over its cycles."""
+
+    session_id: str
+    case_id: str
+    round: int
+    metric: str
+    position: int
+    baseline_position: int
+    log_ratio: float
+    cycles: int
+    interleave: Interleave
+
+
+class Outcome(StrEnum):
+    """What is concluded of one case and metric between a side and the baseline."""
+
+    FASTER = "faster"  # for timing; `less` is its word for exact metrics
+    SLOWER = "slower"
+    LESS = "less"
+    MORE = "more"
+    SAME = "same"
+    INCONCLUSIVE = "inconclusive"
+    BROKEN = "broken"
+    INCOMPARABLE = "incomparable"
+
+    @property
+    def worse(self) -> bool:
+        return self in (Outcome.SLOWER, Outcome.MORE, Outcome.BROKEN)
+
+
+class Reason(StrEnum):
+    """Why a verdict is what it is. Every code has a sentence in `verdict.py` and a test."""
+
+    INTERVAL_EXCLUDES_ZERO = "interval_excludes_zero"
+    INTERVAL_WITHIN_DELTA = "interval_within_delta"
+    INTERVAL_TOO_WIDE = "interval_too_wide"
+    EFFECT_BELOW_DELTA = "effect_below_delta"
+    TOO_FEW_ROUNDS = "too_few_rounds"
+    EQUAL = "equal"
+    WITHIN_TOLERANCE = "within_tolerance"
+    DIFFERENT = "different"
+    VARIES = "varies"  # an exact metric that differs between processes of one side
+    SIDE_FAILED = "side_failed"
+    SIDE_WRONG = "side_wrong"
+    BASELINE_FAILED = "baseline_failed"
+    NOT_MEASURED = "not_measured"
+    DIFFERENT_MACHINE = "different_machine"
+    DIFFERENT_SUITE_VERSION = "different_suite_version"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A conclusion with its evidence.
+
+    `effect`, `low` and `high` are ratios to the baseline (1.05: 5 % more). For a timing metric they are the geometric mean
+    over rounds and its interval; for an exact one all three are the ratio itself (NaN where there is none). `delta` is the
+    smallest change worth a word, as a fraction. `flags` are remarks that change no verdict: same code, drift, bimodal, ...
+    """
+
+    session_id: str
+    case_id: str
+    metric: str
+    position: int
+    baseline_position: int
+    outcome: Outcome
+    reason: Reason
+    sentence: str
+    effect: float
+    low: float
+    high: float
+    delta: float
+    rounds: int
+    p_value: float
+    flags: Sequence[str] = ()

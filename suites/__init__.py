@@ -1,0 +1,1 @@
+"""What is asked: the bundled suites. Each file holds one suite of the file's name."""
