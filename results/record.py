@@ -83,7 +83,9 @@ class Metric:
 
 STEP_TIME = Metric("step_time", "ns", Kind.TIMING, "one step: CUDA events on a GPU, perf_counter_ns on a CPU")
 PEAK_ALLOCATED = Metric("peak_allocated", "B", Kind.BYTES, "peak of live allocated bytes, inputs and weights included")
-PEAK_ABOVE_INPUTS = Metric("peak_above_inputs", "B", Kind.BYTES, "peak of live allocated bytes above what was live before the step")
+PEAK_ABOVE_INPUTS = Metric(
+    "peak_above_inputs", "B", Kind.BYTES, "peak of live allocated bytes above what was live before the step"
+)
 PEAK_RESERVED = Metric("peak_reserved", "B", Kind.BYTES, "peak of bytes that the CUDA allocator reserved")
 PEAK_RESIDENT = Metric("peak_resident", "B", Kind.BYTES, "peak resident set of the process (suites that do not use torch)")
 FLOPS = Metric("flops", "FLOP", Kind.EXACT, "floating-point operations of the matrix products of one step")
@@ -121,7 +123,9 @@ class Machine:
     @property
     def label(self) -> str:
         """A name to print: the GPU if there is one, else the CPU and its cores."""
-        return str(self.content.get("gpu") or f"{self.content.get('cpu', 'cpu')}, {self.content.get('cores', os.cpu_count())} cores")
+        return str(
+            self.content.get("gpu") or f"{self.content.get('cpu', 'cpu')}, {self.content.get('cores', os.cpu_count())} cores"
+        )
 
 
 @dataclass(frozen=True)
@@ -300,6 +304,7 @@ class Reason(StrEnum):
     NOT_MEASURED = "not_measured"
     DIFFERENT_MACHINE = "different_machine"
     DIFFERENT_SUITE_VERSION = "different_suite_version"
+    DIFFERENT_SESSION = "different_session"  # times that were not interleaved with the baseline's
 
 
 @dataclass(frozen=True)
@@ -309,6 +314,8 @@ class Verdict:
     `effect`, `low` and `high` are ratios to the baseline (1.05: 5 % more). For a timing metric they are the geometric mean
     over rounds and its interval; for an exact one all three are the ratio itself (NaN where there is none). `delta` is the
     smallest change worth a word, as a fraction. `flags` are remarks that change no verdict: same code, drift, bimodal, ...
+    `role` tells a verdict on measured figures from one on the cost model's. `baseline_session_id` is empty where the baseline
+    was measured in the same session.
     """
 
     session_id: str
@@ -326,3 +333,5 @@ class Verdict:
     rounds: int
     p_value: float
     flags: Sequence[str] = ()
+    role: Role = Role.MEASURE
+    baseline_session_id: str = ""
