@@ -1,0 +1,82 @@
+"""Watching the torch operators of a step: the ground that the meters for memory and for counts stand on.
+
+A `TorchDispatchMode` sees an operator after autograd, once for the forward and once for each node of the backward. Two things
+must not depend on how a step is called, or figures of fake and of real tensors would differ:
+
+- an operator that torch composes of others (`matmul`, `linear`) arrives whole under `torch.inference_mode`, where no autograd
+  key takes it apart, and in parts elsewhere: it is always taken apart here;
+- fake tensors are asked for metadata through operators (`prim.device`, `aten.size`), real ones are not: those are not operators
+  of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Questions about a tensor, asked as operators by subclasses: they compute nothing and allocate nothing.
+_QUESTIONS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "dim",
+        "is_contiguous",
+        "is_non_overlapping_and_dense",
+        "is_strides_like_format",
+        "numel",
+        "size",
+        "storage_offset",
+        "stride",
+        "sym_is_contiguous",
+        "sym_numel",
+        "sym_size",
+        "sym_storage_offset",
+        "sym_stride",
+    )
+    if hasattr(torch.ops.aten, name)
+)
+
+
+class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves `__init_subclass__` without types
+    """A mode that shows every operator of this thread: its arguments before it runs, its result afterwards.
+
+    Args:
+        before: called with the positional and keyword arguments, as one tuple.
+        after: called with what the operator returned.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, *, after: Callable[[Any], None], before: Callable[[Any], None] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._before = before
+        self._after = after
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Take a composite operator apart, otherwise run it between `before` and `after`."""
+        given = kwargs or {}
+        if not isinstance(func, HigherOrderOperator):
+            if func.namespace == "prim" or func.overloadpacket in _QUESTIONS:
+                return func(*args, **given)
+            if func._can_decompose():
+                with self:
+                    result = func.decompose(*args, **given)
+                if result is not NotImplemented:
+                    return result
+        if self._before is not None:
+            self._before((*args, *given.values()))
+        result = func(*args, **given)
+        self._after(result)
+        return result
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an operator's arguments or result: alone, or in lists and tuples (what a schema can hold)."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)

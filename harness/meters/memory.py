@@ -1,0 +1,164 @@
+"""Peak memory of a step: the CUDA allocator's own figures, and on a CPU (or of fake tensors) the bytes of live tensors.
+
+A CPU has no allocator statistics, and the resident set moves with malloc's caching by more than what a pruned gradient
+saves. So the peak there is that of live tensor bytes, followed operator by operator (`LiveBytes`): exact, the same in every
+run, and the same for fake tensors, which makes a prediction comparable with a measurement. What an operator allocates and
+frees inside itself is not seen.
+
+torch has a tracker of its own, `torch.distributed._tools.mem_tracker.MemTracker`, and it finds the same bytes (a test holds one
+against the other). It is not the base here for three reasons: it rounds to the CUDA allocator's granule by the tensor's
+device, and the cost model's fake tensors live on `cpu`; while entered it replaces `torch.UntypedStorage.resize_` and hooks
+every module and optimizer of the process, which the measured code could notice; and it imports `torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from frostline.harness.declare import Step
+from frostline.harness.meters.dispatch import OperatorWatch, tensors_in
+from frostline.results.record import PEAK_ABOVE_INPUTS, PEAK_ALLOCATED, PEAK_RESERVED
+
+CUDA_GRANULE = 512  # bytes: the CUDA caching allocator rounds every request up to a multiple of this (kMinBlockSize)
+
+
+class LiveBytes:
+    """A context that follows the bytes of live tensor storages: `current` now, `peak` since the last `reset_peak`.
+
+        tracker = LiveBytes()
+        with tracker:
+            step = build()                      # the inputs count
+        measure_peaks(step, "cpu", tracker=tracker)
+
+    A storage counts once, however many views share it, from the first operator that returns it or takes it until it is
+    freed, also when that happens after the context was left; it can be entered again. A storage that changes its size
+    (`resize_`, an `out=` that was too small) is counted anew. Operators of other threads are not seen (on a CPU, autograd runs
+    the backward in the calling thread). `meta` tensors have no memory, and sparse ones no storage: they do not count.
+
+    Args:
+        round_to: each storage counts as its size rounded up to a multiple of this many bytes (512 predicts the CUDA
+            allocator, up to the slack of large blocks that it does not split: less than 1 MiB each).
+
+    Raises:
+        ValueError: `round_to` below 1.
+    """
+
+    def __init__(self, round_to: int = 1) -> None:
+        if round_to < 1:
+            raise ValueError(f"round_to must be at least 1 byte, got {round_to}")
+        self.current = 0
+        self.peak = 0
+        self._round_to = round_to
+        self._sizes: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # Arguments are looked at too: a tensor may have been made where no mode sees it (`torch.from_numpy`, another thread).
+        self._watch = OperatorWatch(before=self._see, after=self._see)
+
+    def __enter__(self) -> LiveBytes:
+        self._watch.__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._watch.__exit__(*exception)  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def reset_peak(self) -> None:
+        """Let `peak` start from what is alive now."""
+        self.peak = self.current
+
+    def _see(self, value: Any) -> None:
+        for tensor in tensors_in(value):
+            if tensor.device.type == "meta" or tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            key = id(storage)  # stable: torch keeps a storage's Python object for as long as the storage
+            if key not in self._alive:
+                self._alive[key] = weakref.ref(storage, partial(self._release, key))
+            self._resize(key, -(-storage.nbytes() // self._round_to) * self._round_to)
+        self.peak = max(self.peak, self.current)
+
+    def _resize(self, key: int, size: int) -> None:
+        self.current += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+
+    def _release(self, key: int, _: object) -> None:
+        del self._alive[key]
+        self.current -= self._sizes.pop(key)
+
+
+def measure_peaks(step: Step, device: str, repeats: int = 3, tracker: LiveBytes | None = None) -> dict[str, float]:
+    """Peak bytes of one step: the maximum over `repeats` steps, after one that warms caches up.
+
+    Garbage is collected before each step and not during it. Otherwise the moment at which a reference cycle is freed, and
+    with it the peak, would depend on how many Python objects were made before.
+
+    Args:
+        step: what is measured; `reset` runs before each step, and what `run` returns is dropped.
+        device: `cuda` (or `cuda:1`) reads the allocator's statistics, any other device follows live tensors. A caller's own
+            buffers on the device (one that flushes the cache, say) count, so free them first.
+        repeats: how many steps, at least 1.
+        tracker: one that was active while the step was built, so that every input counts. Without it an input counts when
+            an operator of the step takes it.
+
+    Returns:
+        Bytes by metric name: `peak_allocated`, `peak_above_inputs` (above what was live before the step), and on CUDA
+        `peak_reserved`.
+
+    Raises:
+        ValueError: `repeats` below 1.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    read: Callable[[Step], dict[str, float]]
+    if torch.device(device).type == "cuda":
+        read = partial(_cuda_peaks, device=torch.device(device))
+    else:
+        read = partial(_live_peaks, tracker=tracker or LiveBytes())
+    read(step)
+    figures = [read(step) for _ in range(repeats)]
+    return {name: max(figure[name] for figure in figures) for name in figures[0]}
+
+
+def _live_peaks(step: Step, tracker: LiveBytes) -> dict[str, float]:
+    with tracker, _collected(step):
+        tracker.reset_peak()
+        before = tracker.current
+        step.run()
+    return {PEAK_ALLOCATED.name: tracker.peak, PEAK_ABOVE_INPUTS.name: tracker.peak - before}
+
+
+def _cuda_peaks(step: Step, device: torch.device) -> dict[str, float]:
+    with _collected(step):
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # or blocks that earlier steps left in the cache would count as reserved by this one
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step.run()
+        torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    return {
+        PEAK_ALLOCATED.name: peak,
+        PEAK_ABOVE_INPUTS.name: peak - before,
+        PEAK_RESERVED.name: torch.cuda.max_memory_reserved(device),
+    }
+
+
+@contextmanager
+def _collected(step: Step) -> Iterator[None]:
+    """Reset the step and collect garbage; inside, the collector keeps still."""
+    if step.reset is not None:
+        step.reset()
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
