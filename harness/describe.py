@@ -1,0 +1,120 @@
+"""From what the user typed to a plan: the suite is asked for its declaration, the sides get their sources.
+
+The suite is loaded by a worker, not here: a suite file may need packages that only a side provides, and what it imports
+must not be in the command's own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frostline.harness.checkout import installed_source
+from frostline.harness.device import usable_cores
+from frostline.harness.isolation import Ended, Process
+from frostline.harness.plan import Plan
+from frostline.harness.side import Side, Source
+from frostline.results.record import Case, UsageError
+
+DESCRIBE_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command was asked to measure, as typed; `None` and empty mean the suite's own choice."""
+
+    suite: str
+    preset: str | None = None
+    settings: Sequence[str] = ()
+    implementations: Sequence[str] = ()
+    rounds: int | None = None
+    device: str | None = None
+    threads: int | None = None
+    seed: int = 0
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("--rounds", self.rounds, 1), ("--threads", self.threads, 1), ("--timeout", self.timeout_s, 0.01)):
+            if value is not None and value < least:
+                raise UsageError(f"{name}: expected {least:g} or more, got {value:g}")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a suite says of itself, and the cases selected of it."""
+
+    suite: str
+    version: str
+    baseline: str
+    compared: str
+    implementations: Sequence[str]
+    all_implementations: Sequence[str]
+    targets: tuple[str, ...]
+    delta: Mapping[str, float]
+    rounds: int
+    axes: Sequence[str]
+    device: str
+    cases: Sequence[Case] = field(default_factory=list)
+
+
+def declared(request: Request, source: Source | None = None) -> Declared:
+    """Ask a worker for the suite's declaration and the selected cases, with `source` on its path if there is one.
+
+    Raises:
+        UsageError: no such suite, axis, value, preset or implementation, an empty selection, or a suite file that fails.
+    """
+    path, targets = (source.path, source.targets) if source else (None, ())
+    with Process(path=path, targets=targets, device="cpu", seed=0, threads=1, timeout_s=DESCRIBE_TIMEOUT_S) as process:
+        try:
+            reply = process.ask(
+                "describe",
+                suite=request.suite,
+                preset=request.preset,
+                settings=list(request.settings),
+                implementations=list(request.implementations),
+                device=request.device,
+            )
+        except Ended as end:
+            raise UsageError(f"SUITE: {request.suite!r} could not be loaded: {end.reason}") from None
+    reply.pop("modules")
+    cases = [Case(reply["suite"], reply["version"], params) for params in reply.pop("cases")]
+    return Declared(**reply | {"cases": cases, "targets": tuple(reply["targets"])})
+
+
+def plan_run(request: Request) -> Plan:
+    """A plan that varies the implementation over the installed code."""
+    suite = declared(request)
+    source = installed_source(suite.targets)
+    baseline = suite.baseline if suite.baseline in suite.implementations else suite.implementations[0]
+    sides = [Side(at, name, source, name == baseline) for at, name in enumerate(suite.implementations)]
+    return _plan(request, suite, sides, looks=1)
+
+
+def plan_compare(request: Request, sources: Sequence[Source], suite: Declared, looks: int = 2) -> Plan:
+    """A plan that varies the source, the first being the baseline, with the implementation fixed to the suite's `compared`."""
+    if len(request.implementations) > 1:
+        raise UsageError(f"--implementations: compare varies the source, so it takes one, got {', '.join(request.implementations)}")
+    implementation = request.implementations[0] if request.implementations else suite.compared
+    sides = [Side(at, implementation, source, at == 0) for at, source in enumerate(sources)]
+    return _plan(request, suite, sides, looks)
+
+
+def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) -> Plan:
+    suite_file = request.suite.partition("::")[0]
+    absolute = str(Path(suite_file).resolve()) + request.suite[len(suite_file) :] if suite_file.endswith(".py") else request.suite
+    selection: dict[str, Any] = {"preset": request.preset, "settings": list(request.settings), "axes": list(suite.axes)}
+    return Plan(
+        suite=absolute,
+        cases=suite.cases,
+        sides=sides,
+        rounds=request.rounds or suite.rounds,
+        device=suite.device,
+        threads=request.threads or usable_cores(),
+        delta=suite.delta,
+        looks=looks,
+        seed=request.seed,
+        timeout_s=request.timeout_s,
+        selection=selection,
+    )

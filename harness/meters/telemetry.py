@@ -1,0 +1,54 @@
+"""What state a device was in: clock, temperature, power and throttle reasons on a GPU; load and frequency on a CPU.
+
+Read by the session before and after a round, outside the measured processes, and stored with each of its processes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+GPU_FIELDS = {
+    "clock_sm_mhz": "clocks.sm",
+    "clock_memory_mhz": "clocks.mem",
+    "temperature_c": "temperature.gpu",
+    "power_w": "power.draw",
+    "throttle_reasons": "clocks_event_reasons.active",
+}
+
+
+def read_telemetry(device: str) -> dict[str, float | str]:
+    """The state of `device` now. Fields that the machine does not tell are absent."""
+    return _gpu() if device.startswith("cuda") else _cpu()
+
+
+def query_gpu(fields: list[str]) -> list[str]:
+    """The values of `nvidia-smi` query fields for the first GPU; empty where there is none or the tool is missing."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    values = [value.strip() for value in answer.stdout.strip().split(",")]
+    return values if len(values) == len(fields) else []
+
+
+def _gpu() -> dict[str, float | str]:
+    values = query_gpu(list(GPU_FIELDS.values()))
+    return {name: _number(value) for name, value in zip(GPU_FIELDS, values, strict=False) if "N/A" not in value}
+
+
+def _cpu() -> dict[str, float | str]:
+    state: dict[str, float | str] = {"load_1min": os.getloadavg()[0]}
+    frequency = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
+    if frequency.is_file():
+        state["clock_mhz"] = int(frequency.read_text()) / 1000
+    return state
+
+
+def _number(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value

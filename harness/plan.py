@@ -1,0 +1,84 @@
+"""What one session will measure: cases, sides, rounds and their order. Data only; it can be stored, and finished later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from frostline.harness.side import Side
+from frostline.results.record import Case
+
+BLOCK_STEPS, BLOCK_NS, BLOCK_NS_AT_MOST = 10, 20e6, 200e6
+CYCLES_AT_LEAST, CYCLES_AT_MOST = 4, 10
+ROUND_NS = 2e9  # a round aims at this much measuring, within the bounds on its cycles
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One suite's cases on some sides.
+
+    Attributes:
+        suite: how the suite was named (`grpo`, `bench.py::softmax`).
+        cases: in the order of the axes.
+        sides: by position; exactly one is the baseline.
+        rounds: of a look; an inconclusive first look is followed by as many again when `looks` is 2.
+        device: `cpu`, `cuda` or `cuda:N`.
+        delta: the smallest change worth a word, by metric.
+        threads, seed, timeout_s: given to every process; the seed moves on with the round.
+        selection: what the user asked for, for the record.
+    """
+
+    suite: str
+    cases: Sequence[Case]
+    sides: Sequence[Side]
+    rounds: int
+    device: str
+    threads: int
+    delta: Mapping[str, float] = field(default_factory=dict)
+    looks: int = 1
+    seed: int = 0
+    timeout_s: float = 600.0
+    selection: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> Side:
+        """The side that the others are judged against."""
+        return next(side for side in self.sides if side.baseline)
+
+    def pending(self, look: int, done: Collection[tuple[str, int]], case_ids: Collection[str]) -> Iterator[tuple[Case, int]]:
+        """What is left of a look: every case once, then every case again, so that an interruption leaves all of them equal.
+
+        `done` holds (case id, round) that are stored already; only cases in `case_ids` are measured.
+        """
+        for round_index in range(look * self.rounds, (look + 1) * self.rounds):
+            for case in self.cases:
+                if case.id in case_ids and (case.id, round_index) not in done:
+                    yield case, round_index
+
+    def to_json(self) -> dict[str, Any]:
+        """As the session's row keeps it."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("cases", "sides")}
+        cases = [{"suite": case.suite, "suite_version": case.suite_version, "params": dict(case.params)} for case in self.cases]
+        return plain | {"cases": cases, "sides": [side.to_json() for side in self.sides]}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Plan:
+        """The plan of a stored session."""
+        fields = dict(stored)
+        fields["cases"] = [Case(**case) for case in stored["cases"]]
+        fields["sides"] = [Side.from_json(side) for side in stored["sides"]]
+        return cls(**fields)
+
+
+def block_steps(step_ns: float) -> int:
+    """Steps in a block: ten, or as many as fill 20 ms if that is more, but no longer than 200 ms, and at least one."""
+    wanted = max(BLOCK_STEPS, math.ceil(BLOCK_NS / step_ns))
+    return max(1, min(wanted, int(BLOCK_NS_AT_MOST // step_ns)))
+
+
+def cycles(block_ns: Sequence[float]) -> int:
+    """Cycles of a round whose sides take `block_ns` a block: each goes forth and back, so twice a cycle."""
+    wanted = math.ceil(ROUND_NS / (2 * sum(block_ns)))
+    return min(max(wanted, CYCLES_AT_LEAST), CYCLES_AT_MOST)

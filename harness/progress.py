@@ -1,0 +1,59 @@
+"""How far a session is and how long it will take: a bar on a terminal, plain lines elsewhere.
+
+Drawn only between measurements: nothing here runs on a thread of its own while a process measures.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """Counts the parts of a session. `begin`, then `step` after each part, `note` for what people must know now."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar: Bar | None = None
+        self._total = self._done = 0
+        self._begun = 0.0
+
+    def begin(self, total: int, what: str) -> None:
+        """Start counting `total` parts of the same kind; a second call starts a new count."""
+        self.end()
+        self._total, self._done, self._begun = total, 0, time.monotonic()
+        if self.console.is_terminal and total:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+            self._bar = Bar(*columns, console=self.console, auto_refresh=False, transient=True)
+            self._bar.add_task(what, total=total, left="")
+            self._bar.start()
+            self._bar.refresh()
+
+    def step(self, label: str) -> None:
+        """One part is done."""
+        self._done += 1
+        left = self.time_left()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], advance=1, description=label, left=left)
+            self._bar.refresh()
+        else:
+            width = len(str(self._total))
+            self.console.print(f"[{self._done:{width}}/{self._total}] {label}  ({left})", markup=False, highlight=False)
+
+    def note(self, text: str) -> None:
+        """Say something that stays on the screen."""
+        self.console.print(text, markup=False, highlight=False)
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def time_left(self) -> str:
+        """An estimate from the mean time of the parts so far."""
+        seconds = (time.monotonic() - self._begun) / max(1, self._done) * (self._total - self._done)
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

@@ -1,0 +1,213 @@
+"""One round: a fresh process of each side, started and warmed together, then driven in blocks that go forth and back.
+
+At most one process measures at a time (A B B A; with more sides A B C C B A), so that what disturbs the machine falls on
+all sides alike and a drift cancels. Where the sides do not fit on the device together, their processes run one after
+the other and the records say `interleave=process`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from frostline.harness.isolation import Ended, Process
+from frostline.harness.meters.telemetry import read_telemetry
+from frostline.harness.plan import Plan, block_steps, cycles
+from frostline.harness.provenance import violation
+from frostline.harness.side import Side
+from frostline.results.record import (
+    Case,
+    Interleave,
+    Module,
+    ProcessRecord,
+    Role,
+    RoundRatio,
+    Sample,
+    Status,
+    new_id,
+)
+from frostline.results.statistics import process_median, round_log_ratio
+
+PROBE_STEPS = 3  # timed alone after all sides are warm: a warm-up beside the others tells no step time
+
+
+@dataclass
+class Run:
+    """One side's process while its round lasts, and what it gave."""
+
+    side: Side
+    process: Process
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+    status: Status = Status.OK
+    reason: str = ""
+    step_ns: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
+    reply: dict[str, Any] = field(default_factory=dict)
+    modules: list[Module] = field(default_factory=list)
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not failed yet."""
+        return self.status is Status.OK
+
+    def attempt(self, do: str, **request: Any) -> None:
+        """Ask, and keep the reply or the way it failed."""
+        if self.live:
+            self.process.tell({"do": do} | request)
+            self.collect()
+
+    def collect(self) -> None:
+        """Take the reply to a request that was told before."""
+        try:
+            self.reply = self.process.answer()
+            self.modules = self.reply["modules"]
+        except Ended as end:
+            self.status, self.reason = end.status, end.reason
+            self.modules = end.modules or self.modules
+
+
+def start(side: Side, plan: Plan, round_index: int) -> Process:
+    """A fresh process of `side` for one round: all sides of it get the same seed and thread count."""
+    return Process(
+        path=side.source.path,
+        targets=side.source.targets,
+        device=plan.device,
+        seed=plan.seed + round_index + 1,
+        threads=plan.threads,
+        timeout_s=plan.timeout_s,
+    )
+
+
+def tell_all(runs: Sequence[Run], plan: Plan, case: Case, do: str) -> None:
+    """Ask every process for the same thing about a case, side by side, and collect the replies."""
+    for run in runs:
+        what = {"suite": plan.suite, "implementation": run.side.implementation, "params": dict(case.params)}
+        run.process.tell({"do": do} | what)
+    for run in runs:
+        run.collect()
+
+
+def measure_round(plan: Plan, case: Case, sides: Sequence[Side], round_index: int, interleave: Interleave) -> list[Run]:
+    """Measure one case once on every side. Never raises for what the measured code does."""
+    if interleave is Interleave.PROCESS:
+        runs = []
+        for side in sides:
+            runs += _measure_together(plan, case, [side], round_index)
+        return runs
+    return _measure_together(plan, case, sides, round_index)
+
+
+def run_alone(plan: Plan, case: Case, side: Side, do: str, round_index: int = -1) -> Run:
+    """One request that builds the case in a process of its own: verification, prediction."""
+    return run_beside(plan, case, [side], do, round_index)[0]
+
+
+def run_beside(plan: Plan, case: Case, sides: Sequence[Side], do: str, round_index: int = -1) -> list[Run]:
+    """The same request for several sides at once, a process each."""
+    runs = [Run(side, start(side, plan, round_index)) for side in sides]
+    try:
+        tell_all(runs, plan, case, do)
+    finally:
+        for run in runs:
+            run.process.close()
+    return runs
+
+
+def _measure_together(plan: Plan, case: Case, sides: Sequence[Side], round_index: int) -> list[Run]:
+    before = read_telemetry(plan.device)
+    runs = [Run(side, start(side, plan, round_index)) for side in sides]
+    try:
+        tell_all(runs, plan, case, "build")
+        _probe(runs)
+        _drive(runs)
+        for run in runs:
+            run.attempt("finish")
+    finally:
+        for run in runs:
+            run.process.close()
+    after = read_telemetry(plan.device)
+    for run in runs:
+        run.reply["telemetry"] = {"before": before, "after": after}
+    return runs
+
+
+def _probe(runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.attempt("block", steps=PROBE_STEPS)
+        if run.live:
+            run.step_ns = max(1.0, min(value for _, value in run.reply["readings"]))
+
+
+def _drive(runs: Sequence[Run]) -> None:
+    """The cycles of a round. A side that fails drops out; the others go on."""
+    live = [run for run in runs if run.live]
+    steps = {id(run): block_steps(run.step_ns) for run in live}
+    for cycle in range(cycles([steps[id(run)] * run.step_ns for run in live]) if live else 0):
+        for half, order in enumerate((live, live[::-1])):
+            for run in order:
+                run.attempt("block", steps=steps[id(run)])
+                if run.live:
+                    metric = run.reply["metric"]
+                    run.samples += [Sample(metric, 2 * cycle + half, t, value) for t, value in run.reply["readings"]]
+        live = [run for run in live if run.live]
+
+
+def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, **fields: Any) -> ProcessRecord:
+    """What the store keeps of a run. A module from outside the side makes it an `error` whatever it measured."""
+    status, reason = run.status, run.reason
+    wrong_code = violation(run.modules, run.side.source.path, run.side.source.targets)
+    if wrong_code and status is Status.OK:
+        status, reason = Status.ERROR, wrong_code
+    measurements = dict(run.reply.get("measurements", {}))
+    for metric in {sample.metric for sample in run.samples}:
+        measurements[metric] = process_median([sample.value for sample in run.samples if sample.metric == metric])
+    return ProcessRecord(
+        id=new_id(),
+        session_id=session_id,
+        position=run.side.position,
+        case_id=case.id,
+        round=round_index,
+        status=status,
+        reason=reason,
+        started_at=run.started_at,
+        seconds=run.process.seconds,
+        stderr=run.process.stderr(),
+        measurements=measurements,
+        samples=run.samples,
+        modules=run.modules,
+        telemetry=run.reply.get("telemetry", {}),
+        environment={"threads": plan.threads} | run.reply.get("environment", {}),
+        **fields,
+    )
+
+
+def ratios(records: Sequence[ProcessRecord], baseline_position: int) -> list[RoundRatio]:
+    """The log ratios of a counted round: one for each timing metric and each side that is ok, as the baseline is."""
+    good = {item.position: item for item in records if item.status is Status.OK and item.counted and item.role is Role.MEASURE}
+    base = good.pop(baseline_position, None)
+    if base is None:
+        return []
+    found = []
+    for item in good.values():
+        for metric in sorted({sample.metric for sample in item.samples} & {sample.metric for sample in base.samples}):
+            value, n_cycles = round_log_ratio(_of(item, metric), _of(base, metric))
+            found.append(
+                RoundRatio(
+                    session_id=item.session_id,
+                    case_id=item.case_id,
+                    round=item.round,
+                    metric=metric,
+                    position=item.position,
+                    baseline_position=baseline_position,
+                    log_ratio=value,
+                    cycles=n_cycles,
+                    interleave=item.interleave,
+                )
+            )
+    return found
+
+
+def _of(item: ProcessRecord, metric: str) -> list[Sample]:
+    return [sample for sample in item.samples if sample.metric == metric]

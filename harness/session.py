@@ -1,0 +1,207 @@
+"""Carry a plan out: verify each side, measure round after round, store every process, conclude.
+
+Nothing that the measured code does ends a session. A side that fails in a case is tried once more alone, then left out
+of that case's later rounds; the others go on. Every finished process is stored before the next begins, so an interrupted
+session keeps what it measured and `--resume` finishes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from frostline.harness.device import hold_device, this_machine
+from frostline.harness.isolation import Process
+from frostline.harness.plan import Plan
+from frostline.harness.progress import Progress
+from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, start, tell_all
+from frostline.harness.side import Side
+from frostline.results.record import (
+    Case,
+    Interleave,
+    ProcessRecord,
+    Role,
+    Session,
+    Status,
+    Verdict,
+    Verification,
+    new_id,
+)
+from frostline.results.store import Store
+from frostline.results.verdict import judge_session, needs_second_look
+
+LEFT_OUT = (Status.SKIPPED, Status.WRONG)  # at once: trying again would tell nothing new
+
+
+def open_session(plan: Plan, store: Store, command: str, detail: dict[str, Any]) -> Session:
+    """Store a new session with its plan, before anything is measured."""
+    machine = this_machine(plan.device)
+    session = Session(
+        id=new_id(),
+        command=command,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine_id=machine.id,
+        device=plan.device,
+        plan=plan.to_json(),
+        detail={"frostline": version("frostline")} | detail,
+    )
+    store.add_session(session, machine, [side.record() for side in plan.sides], plan.cases)
+    return session
+
+
+def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
+    """Do what is pending of the plan and conclude. Also finishes a session that was interrupted."""
+    state = _State.of(plan, store.processes(session.id))
+    keeper = _Keeper(plan, store, session)
+    with hold_device(plan.device):
+        _verify(plan, state, keeper, progress)
+        cases: Collection[str] = {case.id for case in plan.cases}
+        for look in range(plan.looks):
+            _measure_look(plan, state, keeper, progress, look, cases)
+            cases = needs_second_look(judge_session(store, session.id))
+            if not cases or look + 1 == plan.looks:
+                break
+            progress.note(f"inconclusive after {plan.rounds} rounds in {len(cases)} of {len(plan.cases)} cases: as many again")
+    progress.end()
+    return _conclude(store, session)
+
+
+def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
+    """The cost model's figures of every case on every side. One process a side serves all cases: nothing is run in it."""
+    keeper = _Keeper(plan, store, session)
+    processes: dict[int, Process] = {}
+    progress.begin(len(plan.cases), "predicting")
+    try:
+        for case in plan.cases:
+            for side in plan.sides:
+                if side.position not in processes:
+                    processes[side.position] = start(side, plan, 0)
+            runs = [Run(side, processes[side.position]) for side in plan.sides]
+            tell_all(runs, plan, case, "predict")
+            for run in runs:
+                if not run.live:
+                    processes.pop(run.side.position).close()
+            keeper.keep(case, -1, runs, role=Role.PREDICT)
+            progress.step(case.label)
+    finally:
+        for process in processes.values():
+            process.close()
+        progress.end()
+    return _conclude(store, session)
+
+
+@dataclass
+class _State:
+    """What a session knows of its cases from the records so far; rebuilt from the store on resume."""
+
+    out: set[tuple[str, int]] = field(default_factory=set)  # (case id, position) left out
+    in_turn: set[str] = field(default_factory=set)  # cases whose sides do not fit together
+    verified: set[tuple[str, int]] = field(default_factory=set)
+    done: set[tuple[str, int]] = field(default_factory=set)  # (case id, round)
+
+    @classmethod
+    def of(cls, plan: Plan, records: Sequence[ProcessRecord]) -> _State:
+        state = cls()
+        for item in records:
+            state.learn(plan, item)
+        return state
+
+    def learn(self, plan: Plan, item: ProcessRecord) -> None:
+        key = (item.case_id, item.position)
+        if item.role is Role.VERIFY and item.counted:
+            self.verified.add(key)
+        if item.role is Role.MEASURE and item.counted:
+            self.done.add((item.case_id, item.round))
+        if item.interleave is Interleave.PROCESS:
+            self.in_turn.add(item.case_id)
+        if item.status in LEFT_OUT or (item.attempt > 0 and item.status is not Status.OK):
+            self.out.add(key)
+
+    def sides(self, plan: Plan, case: Case) -> list[Side]:
+        return [side for side in plan.sides if (case.id, side.position) not in self.out]
+
+    def interleave(self, case: Case) -> Interleave:
+        return Interleave.PROCESS if case.id in self.in_turn else Interleave.BLOCK
+
+
+@dataclass
+class _Keeper:
+    """Turns runs into records and stores them in one transaction."""
+
+    plan: Plan
+    store: Store
+    session: Session
+
+    def keep(self, case: Case, round_index: int, runs: Sequence[Run], **fields: Any) -> list[ProcessRecord]:
+        records = [record(run, self.plan, self.session.id, case, round_index, **fields) for run in runs]
+        self.store.add_processes(records, ratios(records, self.plan.baseline.position))
+        return records
+
+
+def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> None:
+    """Check every side once per case, in a process of its own, before any of its times are taken."""
+    todo = [case for case in plan.cases if any((case.id, side.position) not in state.verified for side in plan.sides)]
+    progress.begin(len(todo), "verifying")
+    for case in todo:
+        sides = [side for side in plan.sides if (case.id, side.position) not in state.verified]
+        runs = run_beside(plan, case, sides, "verify")
+        crowded = [run for run in runs if run.status is Status.OOM and len(runs) > 1]
+        keeper.keep(case, -1, crowded, role=Role.VERIFY, counted=False)
+        runs = [run for run in runs if run not in crowded] + [run_alone(plan, case, run.side, "verify") for run in crowded]
+        for run in runs:
+            errors = _judge_outputs(run)
+            for item in keeper.keep(case, -1, [run], role=Role.VERIFY, verifications=errors):
+                state.learn(plan, item)
+        progress.step(f"verified {case.label}")
+
+
+def _judge_outputs(run: Run) -> list[Verification]:
+    """The errors of a verification; one above its bound makes the run `wrong`, with the figure as the reason."""
+    errors = [Verification(**error) for error in run.reply.get("verifications", ())]
+    for error in errors:
+        if run.live and not error.ok:
+            run.status = Status.WRONG
+            run.reason = f"{error.output} is off by {error.relative:.3g} of its norm, allowed {error.allowed:.3g}"
+    return errors
+
+
+def _measure_look(
+    plan: Plan, state: _State, keeper: _Keeper, progress: Progress, look: int, case_ids: Collection[str]
+) -> None:
+    """The rounds of one look that are not stored yet."""
+    pending = list(plan.pending(look, state.done, case_ids))
+    progress.begin(len(pending), "measuring")
+    for case, round_index in pending:
+        sides = state.sides(plan, case)
+        if sides:
+            for item in _one_round(plan, state, keeper, case, round_index, sides):
+                state.learn(plan, item)
+        progress.step(f"round {round_index + 1} of {case.label}")
+
+
+def _one_round(
+    plan: Plan, state: _State, keeper: _Keeper, case: Case, round_index: int, sides: Sequence[Side]
+) -> list[ProcessRecord]:
+    """A round, repeated in turn when memory ran out beside others; a side that failed is tried once more alone."""
+    kept = []
+    interleave = state.interleave(case)
+    runs = measure_round(plan, case, sides, round_index, interleave)
+    if interleave is Interleave.BLOCK and len(sides) > 1 and any(run.status is Status.OOM for run in runs):
+        kept += keeper.keep(case, round_index, runs, role=Role.MEASURE, counted=False, interleave=interleave)
+        interleave = Interleave.PROCESS
+        runs = measure_round(plan, case, sides, round_index, interleave)
+    kept += keeper.keep(case, round_index, runs, role=Role.MEASURE, interleave=interleave)
+    for run in runs:
+        if not run.live and run.status not in LEFT_OUT:
+            again = measure_round(plan, case, [run.side], round_index, Interleave.BLOCK)
+            kept += keeper.keep(case, round_index, again, role=Role.MEASURE, counted=False, attempt=1)
+    return kept
+
+
+def _conclude(store: Store, session: Session) -> list[Verdict]:
+    verdicts = judge_session(store, session.id)
+    store.add_verdicts(verdicts)
+    return verdicts

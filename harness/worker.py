@@ -1,0 +1,204 @@
+"""One measured process: builds one case on one side, then does what the session asks, one line of JSON at a time.
+
+Started by `frostline.harness.isolation` as `python -P -m frostline.harness.worker READ_FD WRITE_FD`. It talks on those
+two descriptors only, so whatever the suite prints breaks nothing. It imports torch only when the suite does.
+
+Requests (`do`) and their replies:
+    describe   the suite's declaration and the selected cases
+    build      build the case, warm it up; replies the step's time
+    block      time a number of steps; replies the readings
+    finish     peaks, counts and provenance, after the timed steps
+    verify     build, compare the outputs with the reference
+    predict    the same step under fake tensors; nothing runs
+A failing request gets a status and a reason instead; the traceback goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+from frostline.harness import selection
+from frostline.harness.declare import Preset, Skipped, Step, Suite
+from frostline.harness.meters.clock import Clock, clock_for, warm_up
+from frostline.harness.provenance import imported_modules
+from frostline.results.record import STEP_TIME, Status, UsageError
+
+Reply = dict[str, Any]
+
+
+class Worker:
+    """The state of one measured process between requests."""
+
+    def __init__(self, start: Reply) -> None:
+        self.path: str = start.get("path") or ""
+        self.targets: list[str] = start.get("targets") or []
+        self.device: str = start.get("device") or "cpu"
+        self.seed: int = start.get("seed") or 0
+        if self.path:
+            sys.path.insert(0, self.path)
+        self.tracker: Any = None
+        self.step: Step
+        self.suite: Suite
+        self.clock: Clock
+
+    def describe(self, request: Reply) -> Reply:
+        """The declaration, with cases and implementations as selected: what a plan needs to know of a suite."""
+        suite = self._load(request)
+        device = request.get("device") or self._default_device()
+        preset = suite.preset(request["preset"]) if request.get("preset") else selection.default_preset(suite, device)
+        return {
+            "suite": suite.name,
+            "version": suite.version,
+            "baseline": suite.baseline,
+            "compared": suite.compared,
+            "all_implementations": list(suite.implementations),
+            "implementations": selection.choose_implementations(suite, request.get("implementations") or [], preset),
+            "targets": list(suite.targets),
+            "delta": dict(suite.delta),
+            "rounds": preset.rounds,
+            "axes": list(suite.axes),
+            "cases": [dict(case.params) for case in selection.select(suite, preset, request.get("settings") or [])],
+            "device": device,
+        }
+
+    def build(self, request: Reply) -> Reply:
+        """Build the case and run it until it is warm."""
+        self._build(request)
+        self.clock = clock_for(self.device)
+        return {"step_ns": warm_up(self.step, self.clock)}
+
+    def block(self, request: Reply) -> Reply:
+        """Time `steps` runs in a row."""
+        return {"metric": STEP_TIME.name, "readings": self.clock(self.step, request["steps"])}
+
+    def finish(self, _: Reply) -> Reply:
+        """What is measured once, after the timed steps, so that no meter's own cost is in a time."""
+        if "torch" in sys.modules:
+            from frostline.harness.meters.counts import count
+            from frostline.harness.meters.memory import measure_peaks
+
+            measurements = measure_peaks(self.step, self.device, tracker=self.tracker) | count(self.step)
+        else:
+            from frostline.harness.meters.resident import measure_resident
+
+            measurements = measure_resident(self.step)
+        return {"measurements": measurements, "environment": self._environment()}
+
+    def verify(self, request: Reply) -> Reply:
+        """The outputs' errors against the reference; an empty list where the suite has none."""
+        self._build(request)
+        if self.step.outputs is None or self.step.reference is None:
+            return {"verifications": [], "environment": self._environment()}
+        from frostline.harness.verify import verify_step
+
+        return {"verifications": [vars(error) for error in verify_step(self.step)], "environment": self._environment()}
+
+    def predict(self, request: Reply) -> Reply:
+        """The cost model's figures. Fake tensors live on the CPU; `device` names whose branches are taken."""
+        from frostline.harness.cost import predict
+
+        suite = self._load(request)
+        enter = suite.target_device
+        context = enter(self.device) if enter else nullcontext()
+        build = _builder(suite, request, "cpu")
+        return {"measurements": predict(build, context=context, device=self.device), "environment": self._environment()}
+
+    def _load(self, request: Reply) -> Suite:
+        self.suite = selection.load_suite(request["suite"])
+        return self.suite
+
+    def _build(self, request: Reply) -> None:
+        build = _builder(self._load(request), request, self.device)
+        with ExitStack() as stack:
+            if "torch" in sys.modules:
+                self._seed_torch()
+                if self.device == "cpu":
+                    from frostline.harness.meters.memory import LiveBytes
+
+                    self.tracker = stack.enter_context(LiveBytes())
+            self.step = build()
+
+    def _seed_torch(self) -> None:
+        import torch
+
+        torch.manual_seed(self.seed)
+
+    def _default_device(self) -> str:
+        if "torch" not in sys.modules:
+            return "cpu"
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def _environment(self) -> Reply:
+        found: Reply = {
+            "python": platform.python_version(),
+            "pid": os.getpid(),
+            "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "seed": self.seed,
+            "hash_seed": os.environ.get("PYTHONHASHSEED"),
+        }
+        if "torch" in sys.modules:
+            import torch
+
+            found |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
+            if self.device.startswith("cuda"):
+                found |= {"cuda": torch.version.cuda, "gpu": torch.cuda.get_device_name(0)}
+        if "triton" in sys.modules:
+            found["triton"] = sys.modules["triton"].__version__
+        step = getattr(self, "step", None)
+        return found | ({"detail": dict(step.detail)} if step is not None and step.detail else {})
+
+
+def _builder(suite: Suite, request: Reply, device: str) -> Callable[[], Step]:
+    def build() -> Step:
+        made = suite.function(request["implementation"], device, **request["params"])
+        return made if isinstance(made, Step) else Step(run=made)
+
+    return build
+
+
+def _failure(error: BaseException) -> Reply:
+    """The status that an exception stands for, with one line of reason."""
+    if isinstance(error, Skipped):
+        return {"status": Status.SKIPPED, "reason": str(error)}
+    if isinstance(error, UsageError):
+        return {"usage": str(error)}
+    traceback.print_exception(error)
+    message = f"{type(error).__name__}: {error}".strip().splitlines()[0][:500]
+    return {"status": Status.OOM if is_out_of_memory(error) else Status.ERROR, "reason": message}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out: Python's, CUDA's, or the CPU allocator's of torch."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    said = str(error)
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in said or "out of memory" in said
+
+
+def serve(read_fd: int, write_fd: int) -> None:
+    """Answer requests until the session closes its end."""
+    with os.fdopen(read_fd) as requests, os.fdopen(write_fd, "w") as replies:
+        worker = Worker(json.loads(requests.readline()))
+        for line in requests:
+            request = json.loads(line)
+            try:
+                reply = getattr(worker, request["do"])(request)
+            except Exception as error:  # every failure of the measured code is a row of the store
+                reply = _failure(error)
+            reply["modules"] = [vars(module) for module in imported_modules(worker.targets)]
+            sys.stdout.flush()
+            sys.stderr.flush()
+            replies.write(json.dumps(reply, default=str) + "\n")
+            replies.flush()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,166 @@
+"""A worker that prints, floods, dies, hangs or lies must end as a status with a reason, never as a lost session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from frostline.harness.isolation import STDERR_KEPT, Ended, Process
+from frostline.results.record import Status, UsageError
+
+SUITE = """
+import os, signal, sys, time
+from frostline.harness import suite, skip, Step
+
+@suite(axes={"how": ["plain", "skip", "raise", "memory", "segv", "exit", "hang", "flood", "close", "child"]})
+def bad(implementation, device, *, how):
+    if how == "skip":
+        skip("needs a moon")
+    if how == "raise":
+        raise ValueError("no such thing\\nsecond line")
+    if how == "memory":
+        raise MemoryError("want 1 TiB")
+    if how == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "exit":
+        os._exit(3)
+    if how == "hang":
+        time.sleep(60)
+    if how == "flood":
+        for _ in range(200):
+            print("x" * 5000)
+        print("the end", file=sys.stderr)
+    if how == "close":
+        for fd in (0, 1, 2):
+            os.close(fd)
+    if how == "child":
+        import subprocess
+        print("child", subprocess.Popen(["sleep", "60"]).pid)
+    return lambda: None
+"""
+
+
+@pytest.fixture
+def suite_file(tmp_path: Path) -> str:
+    file = tmp_path / "bench.py"
+    file.write_text(SUITE)
+    return str(file)
+
+
+def process(timeout_s=30.0, **fields):
+    start = {"path": None, "targets": (), "device": "cpu", "seed": 7, "threads": 1} | fields
+    return Process(timeout_s=timeout_s, **start)
+
+
+def is_running(pid):
+    """Whether a process is there and not merely waiting to be reaped."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return not state.strip().startswith("Z") and bool(state.strip())
+
+
+def build(worker, suite_file, how):
+    return worker.ask("build", suite=suite_file, implementation="default", params={"how": how})
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "reason"),
+    [
+        ("skip", Status.SKIPPED, "needs a moon"),
+        ("raise", Status.ERROR, "ValueError: no such thing"),
+        ("memory", Status.OOM, "MemoryError: want 1 TiB"),
+        ("segv", Status.CRASH, "killed by SIGSEGV"),
+        ("exit", Status.CRASH, "left with exit code 3 without an answer"),
+    ],
+)
+def test_a_failure_is_a_status_with_one_line_of_reason(suite_file, how, status, reason):
+    with process() as worker, pytest.raises(Ended) as end:
+        build(worker, suite_file, how)
+    assert (end.value.status, end.value.reason) == (status, reason)
+
+
+def test_a_failure_leaves_its_traceback(suite_file):
+    with process() as worker, pytest.raises(Ended):
+        build(worker, suite_file, "raise")
+    assert "second line" in worker.stderr() and "bench.py" in worker.stderr()
+
+
+def test_a_hang_is_a_timeout_and_its_process_is_gone(suite_file):
+    with process(timeout_s=2.0) as worker, pytest.raises(Ended, match="no answer within 2 s") as end:
+        build(worker, suite_file, "hang")
+    assert end.value.status is Status.TIMEOUT
+
+
+def test_a_flood_of_output_breaks_nothing_and_keeps_its_end(suite_file):
+    with process() as worker:
+        assert build(worker, suite_file, "flood")["step_ns"] > 0
+    assert worker.stderr().rstrip().endswith("the end") and len(worker.stderr()) <= STDERR_KEPT
+
+
+def test_a_suite_that_closes_the_standard_streams_is_measured(suite_file):
+    with process() as worker:
+        assert build(worker, suite_file, "close")["step_ns"] > 0
+
+
+def test_children_go_with_their_worker(suite_file):
+    began = time.monotonic()
+    with process() as worker:
+        build(worker, suite_file, "child")
+    assert time.monotonic() - began < 10
+    assert not is_running(int(worker.stderr().split()[1]))
+
+
+def test_a_mistake_of_the_users_is_a_usage_error(suite_file):
+    with process() as worker, pytest.raises(UsageError, match="no suite 'grpp'"):
+        worker.ask("describe", suite="grpp")
+
+
+def test_blocks_are_timed_on_request(suite_file):
+    with process() as worker:
+        build(worker, suite_file, "plain")
+        reply = worker.ask("block", steps=5)
+    assert reply["metric"] == "step_time" and len(reply["readings"]) == 5
+    starts = [start for start, _ in reply["readings"]]
+    assert starts == sorted(starts) and all(value >= 0 for _, value in reply["readings"])
+
+
+def test_all_sides_get_the_same_environment(suite_file):
+    with process(threads=2, seed=11) as worker:
+        build(worker, suite_file, "plain")
+        environment = worker.ask("finish")["environment"]
+    assert environment["hash_seed"] == "11" and environment["seed"] == 11 and environment["affinity"]
+
+
+def test_a_suite_without_torch_never_imports_it(suite_file):
+    with process() as worker:
+        build(worker, suite_file, "plain")
+        reply = worker.ask("finish")
+    assert "torch" not in reply["environment"]
+    assert reply["measurements"]["peak_resident"] > 1e6
+
+
+def test_the_sides_directory_is_in_front_and_the_current_one_is_not_on_the_path(tmp_path, monkeypatch):
+    side = tmp_path / "side"
+    side.mkdir()
+    (side / "thing.py").write_text("WHERE = 'side'\n")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "thing.py").write_text("WHERE = 'here'\n")
+    (here / "other.py").write_text("")
+    (tmp_path / "bench.py").write_text(
+        "from frostline.harness import suite\nimport thing\n"
+        "assert thing.WHERE == 'side'\ntry:\n    import other\nexcept ImportError:\n    pass\nelse:\n    raise AssertionError('cwd')\n"
+        "@suite()\ndef s(implementation, device):\n    return lambda: None\n"
+    )
+    monkeypatch.chdir(here)
+    with process(path=side, targets=("thing",)) as worker:
+        reply = worker.ask("build", suite=str(tmp_path / "bench.py"), implementation="default", params={})
+    assert [(module.name, Path(module.file).parent) for module in reply["modules"]] == [("thing", side)]
+    assert len(reply["modules"][0].sha256) == 64

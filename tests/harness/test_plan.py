@@ -1,0 +1,56 @@
+"""The sizes of blocks and cycles, and the order in which a plan is worked off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from frostline.harness.plan import Plan, block_steps, cycles
+from frostline.harness.side import Side, Source
+from frostline.results.record import Case
+
+CASES = [Case("s", "1", {"n": 1}), Case("s", "1", {"n": 2})]
+SOURCE = Source("HEAD", "git", "abc", Path("/somewhere"), ("package",), {"commit": "abc"})
+
+
+def a_plan(**fields):
+    sides = [Side(0, "old", SOURCE, True), Side(1, "new", SOURCE)]
+    return Plan("s", CASES, sides, rounds=2, device="cpu", threads=2, delta={"step_time": 0.05}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "steps"),
+    [(0.01, 2000), (1.0, 20), (2.0, 10), (5.0, 10), (20.0, 10), (21.0, 9), (100.0, 2), (150.0, 1), (900.0, 1)],
+)
+def test_a_block_is_ten_steps_or_20_ms_but_at_most_200_ms(step_ms, steps):
+    assert block_steps(step_ms * 1e6) == steps
+
+
+def test_a_round_has_4_to_10_cycles():
+    assert cycles([50e6] * 3) == 7
+    assert cycles([200e6] * 3) == 4
+    assert cycles([900e6] * 3) == 4
+    assert cycles([20e6, 20e6]) == 10
+
+
+def test_every_case_is_measured_once_before_any_is_measured_again():
+    plan = a_plan()
+    ids = [case.id for case in CASES]
+    order = [(case.params["n"], at) for case, at in plan.pending(0, set(), ids)]
+    assert order == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    second = [(case.params["n"], at) for case, at in plan.pending(1, set(), ids[1:])]
+    assert second == [(2, 2), (2, 3)]
+
+
+def test_what_is_stored_is_not_measured_again():
+    plan = a_plan()
+    done = {(CASES[0].id, 0), (CASES[1].id, 1)}
+    assert [(case.params["n"], at) for case, at in plan.pending(0, done, [case.id for case in CASES])] == [(2, 0), (1, 1)]
+
+
+def test_a_plan_survives_the_store():
+    plan = a_plan(looks=2, selection={"preset": "small", "settings": []})
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.baseline.implementation == "old"

@@ -1,0 +1,135 @@
+"""What a user types to choose a suite and its cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frostline.harness import Preset, selection, suite
+from frostline.results.record import UsageError
+
+TWO_SUITES = """
+from frostline.harness import suite
+
+@suite(axes={"n": [1]})
+def first(implementation, device, *, n):
+    return lambda: n
+
+@suite()
+def second(implementation, device):
+    return lambda: None
+"""
+
+
+@suite(
+    axes={"vocab": [16, 32], "lm_head": ["frozen", "trainable"], "bias": [False], "masked": [0.0]},
+    implementations=["unpruned", "pruned", "torch"],
+    compared="pruned",
+    presets={"small": Preset({"vocab": [8]}, rounds=6), "few": Preset(implementations=["pruned"])},
+    keep=lambda case: not (case["vocab"] == 32 and case["lm_head"] == "frozen"),
+)
+def head(implementation, device, *, vocab, lm_head, bias, masked):
+    return lambda: None
+
+
+def params(cases):
+    return [tuple(case.params.values()) for case in cases]
+
+
+def test_the_axes_multiply_and_the_filter_keeps():
+    assert params(selection.select(head, Preset(), [])) == [
+        (16, "frozen", False, 0.0),
+        (16, "trainable", False, 0.0),
+        (32, "trainable", False, 0.0),
+    ]
+
+
+def test_a_setting_replaces_what_the_preset_chose():
+    chosen = selection.select(head, head.presets["small"], ["vocab=64,128", "lm_head=trainable", "bias=true", "masked=0.5"])
+    assert params(chosen) == [(64, "trainable", True, 0.5), (128, "trainable", True, 0.5)]
+
+
+def test_a_case_named_twice_is_one_case():
+    assert len(selection.select(head, Preset(), ["vocab=16,16", "lm_head=frozen"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("vocab", "--set: expected AXIS=VALUE[,VALUE...], got 'vocab'"),
+        ("vocabulary=1", "no axis 'vocabulary' (did you mean vocab?); it has vocab, lm_head, bias, masked"),
+        ("vocab=large", "vocab takes a whole number, got 'large'"),
+        ("vocab=1.5", "vocab takes a whole number, got '1.5'"),
+        ("lm_head=frosted", "lm_head takes frozen, trainable, got 'frosted'"),
+        ("bias=maybe", "bias takes true or false, got 'maybe'"),
+        ("masked=half", "masked takes a number, got 'half'"),
+    ],
+)
+def test_a_bad_setting_is_one_clear_line(setting, said):
+    with pytest.raises(UsageError) as error:
+        selection.select(head, Preset(), [setting])
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_empty_selection_says_so():
+    with pytest.raises(UsageError, match="no case for vocab=32 lm_head=frozen: the selection is empty"):
+        selection.select(head, Preset(), ["vocab=32", "lm_head=frozen"])
+
+
+def test_implementations_come_in_the_suites_order():
+    assert selection.choose_implementations(head, ["torch", "unpruned"], Preset()) == ["unpruned", "torch"]
+    assert selection.choose_implementations(head, [], head.presets["few"]) == ["pruned"]
+    assert selection.choose_implementations(head, [], Preset()) == ["unpruned", "pruned", "torch"]
+    with pytest.raises(UsageError, match=r"has no 'prune' \(did you mean pruned\?\)"):
+        selection.choose_implementations(head, ["prune"], Preset())
+
+
+def test_the_default_preset_follows_the_device():
+    assert selection.default_preset(head, "cpu").rounds == 6
+    assert selection.default_preset(head, "cuda:0") == Preset()
+
+
+def test_a_bundled_suite_is_found_by_name():
+    assert selection.load_suite("grpo").name == "grpo"
+
+
+def test_a_suite_is_found_in_a_file(tmp_path: Path):
+    (tmp_path / "bench.py").write_text(TWO_SUITES)
+    assert selection.load_suite(f"{tmp_path}/bench.py::second").name == "second"
+    with pytest.raises(UsageError, match="holds 2 suites; name one: .*::first, .*::second"):
+        selection.load_suite(f"{tmp_path}/bench.py")
+    with pytest.raises(UsageError, match=r"no suite 'secnd' \(did you mean second\?\)"):
+        selection.load_suite(f"{tmp_path}/bench.py::secnd")
+
+
+@pytest.mark.parametrize("spec", ["grpoo", "no/such.py", "nothing.py"])
+def test_an_unknown_suite_says_what_there_is(spec):
+    with pytest.raises(UsageError, match="^SUITE: no (suite|file) "):
+        selection.load_suite(spec)
+
+
+def test_a_file_without_a_suite_says_how_to_make_one(tmp_path: Path):
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(UsageError, match="holds 0 suites; decorate a function with @suite"):
+        selection.load_suite(f"{tmp_path}/empty.py")
+
+
+def test_a_declaration_that_cannot_be_is_refused_at_once():
+    with pytest.raises(UsageError, match="axis 'rows' is no argument of the function; it takes implementation, device, n"):
+
+        @suite(axes={"rows": [1]})
+        def wrong(implementation, device, *, n):
+            return lambda: None
+
+    with pytest.raises(UsageError, match="baseline='liger' is no implementation; it has default"):
+
+        @suite(baseline="liger")
+        def wrong_too(implementation, device):
+            return lambda: None
+
+    with pytest.raises(UsageError, match="axis 'n' needs a non-empty list of values, got 'abc'"):
+
+        @suite(axes={"n": "abc"})
+        def wrong_again(implementation, device, *, n):
+            return lambda: None
