@@ -94,8 +94,7 @@ def export(
         tree, new = Path(scratch, "tree"), Path(scratch, "new")
         tree.mkdir()
         wheel = _build_wheel(fill(tree), Path(scratch, "wheel"), isolated, label)
-        _unpack(wheel, new / "packages", targets, label)
-        kept = list(targets) or list(provided(new / "packages"))
+        kept = _unpack(wheel, new / "packages", targets, label)
         (new / "export.json").write_text(json.dumps({"targets": kept, "content": content_hash(new / "packages")}))
         _put(new, place)
     if found := _read(place):
@@ -199,24 +198,32 @@ def _build_wheel(project: Path, into: Path, isolated: bool, label: str) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, into: Path, targets: Sequence[str], label: str) -> None:
-    """Write the target packages of a wheel, and its metadata where they are all that it has."""
+def _unpack(wheel: Path, into: Path, targets: Sequence[str], label: str) -> list[str]:
+    """Write the target packages of a wheel, and its metadata where they are all that it has. Returns the targets."""
     with zipfile.ZipFile(wheel) as archive:
         files = {member: path for member in archive.namelist() if (path := _installed_path(member)) is not None}
         code = {member: path for member, path in files.items() if not path.parts[0].endswith(".dist-info")}
-        kept = {member: path for member, path in code.items() if _belongs(path, targets)}
         for target in targets:
             if not any(_belongs(path, [target]) for path in code.values()):
                 names = ", ".join(sorted({path.parts[0] for path in code.values()})) or "nothing"
                 raise NothingMeasured(f"{label}: its wheel has no package {target}; it holds {names}")
+        widened = [_whole_package(target, code.values()) for target in targets]
+        kept = {member: path for member, path in code.items() if _belongs(path, widened)}
         if not kept:
             raise NothingMeasured(f"{label}: its wheel holds no package to measure")
         # The metadata of a distribution that is here in part would hide that of the installed one.
-        wanted = files if len(kept) == len(code) else kept
-        for member, path in wanted.items():
-            target_file = into / path
-            target_file.parent.mkdir(parents=True, exist_ok=True)
-            target_file.write_bytes(archive.read(member))
+        for member, path in (files if len(kept) == len(code) else kept).items():
+            (into / path).parent.mkdir(parents=True, exist_ok=True)
+            (into / path).write_bytes(archive.read(member))
+    return list(dict.fromkeys(widened)) or list(provided(into))
+
+
+def _whole_package(target: str, paths: Iterable[PurePosixPath]) -> str:
+    """The outermost package around a target: one package cannot come from two places. A namespace package can."""
+    packages = {".".join(path.parts[:-1]) for path in paths if path.name == "__init__.py"}
+    parts = target.split(".")
+    outwards = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return next((name for name in outwards if name in packages), target)
 
 
 def _installed_path(member: str) -> PurePosixPath | None:
