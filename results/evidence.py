@@ -1,0 +1,137 @@
+"""What a session has to show: everything that verdicts, reports and charts read of it, loaded once from the store.
+
+Plain data, so that verdicts and reports can be tested (and used) without a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from frostline.results.record import (
+    METRICS,
+    Case,
+    Machine,
+    Metric,
+    ProcessRecord,
+    Role,
+    RoundRatio,
+    Session,
+    SideRecord,
+    Status,
+    UsageError,
+    Verification,
+)
+
+if TYPE_CHECKING:
+    from frostline.results.store import Store
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a side stands on a case: `status` over all its processes, with the reason of the one that decided.
+
+    `status` is None when no process of it was stored. `verification` is the worst output that was checked, if any was;
+    `verified` is False where a check was tried and could not be finished.
+    """
+
+    status: Status | None
+    reason: str = ""
+    verification: Verification | None = None
+    verified: bool = True
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A session with its machine, sides, cases, processes (without samples) and rounds' ratios."""
+
+    session: Session
+    machine: Machine
+    sides: Sequence[SideRecord]
+    cases: Sequence[Case]
+    processes: Sequence[ProcessRecord]
+    ratios: Sequence[RoundRatio] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: METRICS)
+
+    @classmethod
+    def load(cls, store: Store, ref: str = "last") -> Evidence:
+        """Read a session by `Store.session`'s rules. Raises UsageError where there is none."""
+        session = store.session(ref)
+        return cls(
+            session=session,
+            machine=store.machine(session.machine_id),
+            sides=store.sides(session.id),
+            cases=store.cases(session.id),
+            processes=store.processes(session.id),
+            ratios=store.ratios(session.id),
+            metrics=store.metrics(),
+        )
+
+    @property
+    def baseline(self) -> SideRecord:
+        """The side that the others are judged against: the one marked so, else the first."""
+        if not self.sides:
+            raise UsageError(f"session {self.session.id} has no sides")
+        return next((side for side in self.sides if side.baseline), self.sides[0])
+
+    @property
+    def others(self) -> list[SideRecord]:
+        """Every side but the baseline, by position."""
+        return [side for side in self.sides if side.position != self.baseline.position]
+
+    @cached_property
+    def _by_place(self) -> Mapping[tuple[str, int], Sequence[ProcessRecord]]:
+        places: dict[tuple[str, int], list[ProcessRecord]] = {}
+        for record in self.processes:
+            if record.counted:
+                places.setdefault((record.case_id, record.position), []).append(record)
+        return places
+
+    @cached_property
+    def _ratios_by_place(self) -> Mapping[tuple[str, str, int], Sequence[RoundRatio]]:
+        places: dict[tuple[str, str, int], list[RoundRatio]] = {}
+        for ratio in sorted(self.ratios, key=lambda one: one.round):
+            places.setdefault((ratio.case_id, ratio.metric, ratio.position), []).append(ratio)
+        return places
+
+    def records(self, case_id: str, position: int, role: Role) -> list[ProcessRecord]:
+        """The counted processes of one role of a side on a case, in the order they were stored."""
+        return [record for record in self._by_place.get((case_id, position), ()) if record.role is role]
+
+    def values(self, case_id: str, position: int, metric: str, role: Role = Role.MEASURE) -> list[float]:
+        """A metric's value in each counted `ok` process of a side on a case."""
+        found = [record for record in self.records(case_id, position, role) if record.status is Status.OK]
+        return [record.measurements[metric] for record in found if metric in record.measurements]
+
+    def round_ratios(self, case_id: str, metric: str, position: int) -> Sequence[RoundRatio]:
+        """A side's ratios to the baseline on a case, by round."""
+        return self._ratios_by_place.get((case_id, metric, position), ())
+
+    def standing(self, case_id: str, position: int, role: Role = Role.MEASURE) -> Standing:
+        """Where a side stands on a case, over its counted processes of `role` and (for measured ones) its verification.
+
+        An output that is wrong outweighs all else; then any process that failed. A check that could not be finished (a
+        reference too large for the device) makes no side fail that could be measured: it stands unverified.
+        """
+        measured = self.records(case_id, position, role)
+        checks = self.records(case_id, position, Role.VERIFY) if role is Role.MEASURE else []
+        outputs = [one for record in checks for one in record.verifications]
+        worst = max(outputs, key=_excess, default=None)
+        wrong = next((record for record in (*checks, *measured) if record.status is Status.WRONG), None)
+        if wrong is not None or (worst is not None and not worst.ok):
+            return Standing(Status.WRONG, wrong.reason if wrong else "", worst)
+        unfinished = next((record for record in checks if record.status is not Status.OK), None)
+        failed = next((record for record in measured if record.status is not Status.OK), None)
+        decisive = failed or (None if measured else unfinished)
+        if decisive is not None:
+            return Standing(decisive.status, decisive.reason, worst, verified=unfinished is None)
+        return Standing(Status.OK if measured else None, "", worst, verified=unfinished is None)
+
+
+def _excess(one: Verification) -> float:
+    """By how much an output misses what is allowed: above 1 is wrong. NaN counts as endlessly wrong."""
+    if one.ok:
+        return one.relative / one.allowed if one.allowed else 0.0
+    return one.relative / one.allowed if one.allowed and one.relative == one.relative else float("inf")

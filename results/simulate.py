@@ -1,0 +1,74 @@
+"""How often the rule for times errs, by simulation: the figures of `docs/method.md`.
+
+    python -m frostline.results.simulate
+
+Rounds are drawn from a normal distribution of log ratios; the rule is the product's own (`verdict.judge_timing`): 8 rounds,
+and 8 more when that look is inconclusive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from frostline.results.record import Outcome
+from frostline.results.statistics import drifts, is_bimodal
+from frostline.results.verdict import judge_timing
+
+SEED = 20_260_101
+TRIALS = 20_000
+ROUNDS = 8
+
+
+def outcome_rates(
+    effect: float, deviation: float, *, trials: int, delta: float = 0.03, looks: int = 2, rounds: int = ROUNDS, seed: int = SEED
+) -> Mapping[Outcome, float]:
+    """The share of each outcome after the looks.
+
+    Args:
+        effect: the true change as a fraction (0.05: 5 % more).
+        deviation: standard deviation of a round's log ratio.
+        trials: simulated comparisons.
+        delta: smallest change worth a word.
+        looks: how many looks at most; each takes `rounds` more rounds.
+        rounds: rounds of one look.
+        seed: of the random generator.
+    """
+    draws = np.random.default_rng(seed).normal(math.log1p(effect), deviation, size=(trials, looks * rounds))
+    ended: Counter[Outcome] = Counter()
+    for drawn in draws:
+        judged = judge_timing(drawn[:rounds], delta=delta)
+        for taken in range(2, looks + 1):
+            if judged.outcome is not Outcome.INCONCLUSIVE:
+                break
+            judged = judge_timing(drawn[: taken * rounds], delta=delta)
+        ended[judged.outcome] += 1
+    return {outcome: ended[outcome] / trials for outcome in Outcome}
+
+
+def flag_rates(count: int, *, trials: int, seed: int = SEED) -> tuple[float, float]:
+    """How often calm rounds are flagged by chance: (drift, bimodal), for `count` independent normal rounds."""
+    draws = np.random.default_rng(seed).normal(0.0, 0.02, size=(trials, count))
+    return float(np.mean([drifts(drawn) for drawn in draws])), float(np.mean([is_bimodal(np.exp(drawn)) for drawn in draws]))
+
+
+def main() -> None:
+    """Print the two tables of `docs/method.md`."""
+    print("| true change | sd of a round | faster or slower | same | inconclusive |\n|---|---|---|---|---|")
+    for effect, deviation in [(e, d) for e in (0.0, 0.02, 0.05, 0.10) for d in (0.01, 0.02, 0.03, 0.05)]:
+        rates = outcome_rates(effect, deviation, trials=TRIALS)
+        differs = rates[Outcome.FASTER] + rates[Outcome.SLOWER]
+        print(
+            f"| {effect:+.0%} | {deviation:.0%} | {differs:.1%} | {rates[Outcome.SAME]:.1%} | {rates[Outcome.INCONCLUSIVE]:.1%} |"
+        )
+    print("\n| rounds | flagged as drift by chance | flagged as bimodal by chance |\n|---|---|---|")
+    for count in (6, 8, 16):
+        drift, bimodal = flag_rates(count, trials=TRIALS)
+        print(f"| {count} | {drift:.1%} | {bimodal:.1%} |")
+
+
+if __name__ == "__main__":
+    main()
