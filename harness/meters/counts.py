@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from frostline.harness.declare import Step
 from frostline.harness.meters.dispatch import OperatorWatch
@@ -53,6 +53,16 @@ def _dot(a: _Shape, *_: Any, **__: Any) -> int:
     return 2 * int(a[0])
 
 
+def _attention(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
+    """Two products; a causal mask saves none, as for the CUDA operators in torch's own table."""
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def _attention_backward(gradient: _Shape, query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
+    """Five products: the scores again, and the gradients of scores, values, queries and keys."""
+    return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]  # untyped in torch
+
+
 _aten = torch.ops.aten
 FORMULAS: Mapping[Any, Callable[..., int]] = {
     _aten.mm: _product,
@@ -68,11 +78,8 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
     _aten.addmv_: _add_matrix_vector,
     _aten.dot: _dot,
     _aten.vdot: _dot,
-    # torch has the formulas, under the names of the CUDA operators.
-    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        _aten._scaled_dot_product_flash_attention_backward
-    ],
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
 """FLOPs by operator, for all its overloads, from the shapes of its arguments. They win over torch's own."""
 

@@ -55,6 +55,10 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._before = before
         self._after = after
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's default imports torch._dynamo at the first operator, which takes 2 s of every process
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Take a composite operator apart, otherwise run it between `before` and `after`."""
         given = kwargs or {}
