@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from frostline.results.evidence import Evidence
+from frostline.results.evidence import Evidence, Standing
 from frostline.results.flags import NOT_VERIFIED, code_flags, device_flags, round_flags
 from frostline.results.record import (
     PEAK_RESERVED,
@@ -69,6 +70,10 @@ class _Place:
     role: Role
 
     @property
+    def standing(self) -> Standing:
+        return self.evidence.standing(self.case.id, self.side.position, self.role)
+
+    @property
     def metrics(self) -> list[str]:
         found = (record for record in self.evidence.records(self.case.id, self.side.position, self.role))
         return list(dict.fromkeys(name for record in found for name in record.measurements))
@@ -83,14 +88,12 @@ def judge_session(evidence: Evidence, thresholds: Thresholds | None = None) -> l
     Where a side or the baseline failed, each metric that the other has gets the verdict (`step_time` when neither has any),
     so that nothing asked for goes without an answer. Verdicts come by case, side, role and metric.
     """
+    baseline, given = evidence.baseline, thresholds or Thresholds()
     return [
         verdict
         for case in evidence.cases
         for side in evidence.others
-        for role in (Role.MEASURE, Role.PREDICT)
-        for verdict in _judge_places(
-            _Place(evidence, side, case, role), _Place(evidence, evidence.baseline, case, role), thresholds or Thresholds()
-        )
+        for verdict in _judge_pair((evidence, side, case), (evidence, baseline, case), given)
     ]
 
 
@@ -112,17 +115,22 @@ def judge_across(base: Evidence, head: Evidence, thresholds: Thresholds | None =
     for case in head.cases:
         before = known.get(_point(case))
         for base_side, head_side in matched:
-            for role in (Role.MEASURE, Role.PREDICT):
-                place = _Place(head, head_side, case, role)
-                other = _Place(base, base_side, before or case, role)
-                verdicts += _judge_places(place, other, thresholds or Thresholds())
+            verdicts += _judge_pair((head, head_side, case), (base, base_side, before or case), thresholds or Thresholds())
     return verdicts
 
 
+_End: TypeAlias = tuple[Evidence, SideRecord, Case]
+
+
+def _judge_pair(side: _End, baseline: _End, thresholds: Thresholds) -> list[Verdict]:
+    """Judge two ends in each role that either has processes of; where there are none at all, say so once."""
+    places = {role: (_Place(*side, role), _Place(*baseline, role)) for role in (Role.MEASURE, Role.PREDICT)}
+    tried = [role for role, pair in places.items() if any(place.standing.status is not None for place in pair)]
+    return [verdict for role in tried or [Role.MEASURE] for verdict in _judge_places(*places[role], thresholds)]
+
+
 def _judge_places(side: _Place, baseline: _Place, thresholds: Thresholds) -> Iterator[Verdict]:
-    standings = [place.evidence.standing(place.case.id, place.side.position, place.role) for place in (side, baseline)]
-    if side.role is Role.PREDICT and all(standing.status is None for standing in standings):
-        return  # nobody asked the cost model
+    standings = side.standing, baseline.standing
     flags = _flags(side, baseline)
     if side.role is Role.MEASURE and not all(standing.verified for standing in standings):
         flags.append(NOT_VERIFIED)

@@ -60,10 +60,9 @@ def main() -> None:
     print("| true change | sd of a round | faster or slower | same | inconclusive |\n|---|---|---|---|---|")
     for effect, deviation in [(e, d) for e in (0.0, 0.02, 0.05, 0.10) for d in (0.01, 0.02, 0.03, 0.05)]:
         rates = outcome_rates(effect, deviation, trials=TRIALS)
-        differs = rates[Outcome.FASTER] + rates[Outcome.SLOWER]
-        print(
-            f"| {effect:+.0%} | {deviation:.0%} | {differs:.1%} | {rates[Outcome.SAME]:.1%} | {rates[Outcome.INCONCLUSIVE]:.1%} |"
-        )
+        shares = (rates[Outcome.FASTER] + rates[Outcome.SLOWER], rates[Outcome.SAME], rates[Outcome.INCONCLUSIVE])
+        row = (f"{effect:+.0%}", f"{deviation:.0%}", *(f"{share:.1%}" for share in shares))
+        print(f"| {' | '.join(row)} |")
     print("\n| rounds | flagged as drift by chance | flagged as bimodal by chance |\n|---|---|---|")
     for count in (6, 8, 16):
         drift, bimodal = flag_rates(count, trials=TRIALS)

@@ -56,6 +56,11 @@ def format_change(ratio: float) -> str:
     return f"{change:+.{places}f} %"
 
 
+def format_percent(fraction: float) -> str:
+    """A fraction in per cent with as many decimals as it needs, at most two: `3 %`, `0.25 %`."""
+    return f"{round(100 * fraction, 2):g} %"
+
+
 def _digits(value: float, *, whole: bool = False) -> str:
     return f"{value:,.0f}" if whole else f"{value:,.{_places(value)}f}"
 

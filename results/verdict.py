@@ -19,7 +19,7 @@ import numpy as np
 from frostline.results.evidence import Standing
 from frostline.results.record import Direction, Kind, Outcome, Reason, Status, Verdict
 from frostline.results.statistics import Values, look
-from frostline.results.units import format_change, format_value
+from frostline.results.units import format_change, format_percent, format_value
 
 DEFAULT_DELTA = 0.03  # for times; exact metrics are compared exactly unless told otherwise
 LEAST_ROUNDS = 6
@@ -80,12 +80,14 @@ def judge_timing(
         outcome, reason = Outcome.SAME, Reason.INTERVAL_WITHIN_DELTA
     elif seen.excludes_one:
         reason = Reason.EFFECT_BELOW_DELTA
-    figures = f"{format_change(seen.ratio)} (99 % interval {format_change(seen.low)} to {format_change(seen.high)}) over {rounds} rounds"
+    interval = f"99 % interval {format_change(seen.low)} to {format_change(seen.high)}"
+    figures = f"{format_change(seen.ratio)} ({interval}) over {rounds} rounds"
+    word = format_percent(delta)
     sentence = {
         Reason.INTERVAL_EXCLUDES_ZERO: f"{outcome.capitalize()}: {figures}.",
-        Reason.INTERVAL_WITHIN_DELTA: f"The same within {delta:.1%}: {figures}.",
-        Reason.INTERVAL_TOO_WIDE: f"Cannot tell a change of {delta:.1%} from none: {figures}.",
-        Reason.EFFECT_BELOW_DELTA: f"A change that may be smaller than {delta:.1%} or not: {figures}.",
+        Reason.INTERVAL_WITHIN_DELTA: f"The same within {word}: {figures}.",
+        Reason.INTERVAL_TOO_WIDE: f"Cannot tell a change of {word} from none: {figures}.",
+        Reason.EFFECT_BELOW_DELTA: f"A change that may be smaller than {word} or not: {figures}.",
     }[reason]
     return Judgement(outcome, reason, sentence, seen.ratio, seen.low, seen.high, delta, rounds, seen.p_value)
 

@@ -69,8 +69,8 @@ class TestTiming:
         assert (
             judge_timing(rounds(8, 0.10, 0.01)).sentence == "Slower: +10.5 % (99 % interval +9.2 % to +11.9 %) over 8 rounds."
         )
-        assert judge_timing(rounds(8, 0.0, 0.005)).sentence.startswith("The same within 3.0%: ")
-        assert judge_timing(rounds(8, 0.0, 0.1)).sentence.startswith("Cannot tell a change of 3.0% from none: ")
+        assert judge_timing(rounds(8, 0.0, 0.005)).sentence.startswith("The same within 3 %: ")
+        assert judge_timing(rounds(8, 0.0, 0.1)).sentence.startswith("Cannot tell a change of 3 % from none: ")
 
     @pytest.mark.parametrize("count", range(3, 13))
     def test_fully_separated_rounds_at_every_size(self, count):
@@ -240,6 +240,12 @@ class TestSession:
         assert judged[Role.PREDICT, "peak_allocated"] is Outcome.LESS
         assert judged[Role.MEASURE, "peak_allocated"] is Outcome.SAME
         assert (Role.PREDICT, "step_time") not in judged
+
+    def test_a_session_of_predictions_alone_has_no_verdicts_on_times(self, make_world):
+        world = make_world()
+        for position in range(2):
+            world.process(position, -1, role=Role.PREDICT, measurements={"flops": 100.0})
+        assert [(one.role, one.metric) for one in judge_session(evidence(world))] == [(Role.PREDICT, "flops")]
 
     def test_thresholds_by_suite_and_for_all(self, make_world):
         world = measured(make_world(), effect=0.06)
