@@ -6,7 +6,7 @@ must not be in the command's own process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ class Request:
         for name, value, least in (("--rounds", self.rounds, 1), ("--threads", self.threads, 1), ("--timeout", self.timeout_s, 0.01)):
             if value is not None and value < least:
                 raise UsageError(f"{name}: expected {least:g} or more, got {value:g}")
+
+
+class SuiteNotLoaded(UsageError):
+    """The suite's file raised something while it was loaded: perhaps it needs a package that only a side provides."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def declared(request: Request, source: Source | None = None) -> Declared:
                 device=request.device,
             )
         except Ended as end:
-            raise UsageError(f"SUITE: {request.suite!r} could not be loaded: {end.reason}") from None
+            raise SuiteNotLoaded(f"SUITE: {request.suite!r} could not be loaded: {end.reason}") from None
     reply.pop("modules")
     cases = [Case(reply["suite"], reply["version"], params) for params in reply.pop("cases")]
     return Declared(**reply | {"cases": cases, "targets": tuple(reply["targets"])})
@@ -92,8 +96,22 @@ def plan_run(request: Request) -> Plan:
     return _plan(request, suite, sides, looks=1)
 
 
-def plan_compare(request: Request, sources: Sequence[Source], suite: Declared, looks: int = 2) -> Plan:
-    """A plan that varies the source, the first being the baseline, with the implementation fixed to the suite's `compared`."""
+def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Sequence[Source]], looks: int = 2) -> Plan:
+    """A plan that varies the source, the first being the baseline, with the implementation fixed to the suite's `compared`.
+
+    `make_sources` turns the suite's target packages into the sources. A suite whose file needs a package that only a side
+    provides is asked for its declaration again with the last source on its path.
+
+    Raises:
+        UsageError: what was asked for is not there.
+        NothingMeasured: a source cannot be built.
+    """
+    try:
+        suite = declared(request)
+        sources = make_sources(suite.targets)
+    except SuiteNotLoaded:
+        sources = make_sources(())
+        suite = declared(request, sources[-1])
     if len(request.implementations) > 1:
         raise UsageError(f"--implementations: compare varies the source, so it takes one, got {', '.join(request.implementations)}")
     implementation = request.implementations[0] if request.implementations else suite.compared

@@ -11,6 +11,7 @@ from frostline.harness.side import Side
 from frostline.results.record import Case
 
 BLOCK_STEPS, BLOCK_NS, BLOCK_NS_AT_MOST = 10, 20e6, 200e6
+READING_NS = 100e3  # shorter steps are read several at a time: the clock itself costs tens of ns
 CYCLES_AT_LEAST, CYCLES_AT_MOST = 4, 10
 ROUND_NS = 2e9  # a round aims at this much measuring, within the bounds on its cycles
 
@@ -72,8 +73,13 @@ class Plan:
         return cls(**fields)
 
 
+def loops(step_ns: float) -> int:
+    """How many runs one reading covers: one, or for steps below 0.1 ms as many as fill that."""
+    return max(1, math.ceil(READING_NS / step_ns))
+
+
 def block_steps(step_ns: float) -> int:
-    """Steps in a block: ten, or as many as fill 20 ms if that is more, but no longer than 200 ms, and at least one."""
+    """Readings in a block, of `step_ns` each: ten, or as many as fill 20 ms if that is more, but no longer than 200 ms, and at least one."""
     wanted = max(BLOCK_STEPS, math.ceil(BLOCK_NS / step_ns))
     return max(1, min(wanted, int(BLOCK_NS_AT_MOST // step_ns)))
 

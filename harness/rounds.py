@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any
 
 from frostline.harness.isolation import Ended, Process
 from frostline.harness.meters.telemetry import read_telemetry
-from frostline.harness.plan import Plan, block_steps, cycles
+from frostline.harness.plan import Plan, block_steps, cycles, loops
 from frostline.harness.provenance import violation
 from frostline.harness.side import Side
 from frostline.results.record import (
@@ -28,7 +29,7 @@ from frostline.results.record import (
     Status,
     new_id,
 )
-from frostline.results.statistics import process_median, round_log_ratio
+from frostline.results.statistics import round_log_ratio
 
 PROBE_STEPS = 3  # timed alone after all sides are warm: a warm-up beside the others tells no step time
 
@@ -143,15 +144,21 @@ def _probe(runs: Sequence[Run]) -> None:
 def _drive(runs: Sequence[Run]) -> None:
     """The cycles of a round. A side that fails drops out; the others go on."""
     live = [run for run in runs if run.live]
-    steps = {id(run): block_steps(run.step_ns) for run in live}
-    for cycle in range(cycles([steps[id(run)] * run.step_ns for run in live]) if live else 0):
+    blocks = {id(run): _block(run.step_ns) for run in live}
+    lengths = [blocks[id(run)]["steps"] * blocks[id(run)]["loops"] * run.step_ns for run in live]
+    for cycle in range(cycles(lengths) if live else 0):
         for half, order in enumerate((live, live[::-1])):
             for run in order:
-                run.attempt("block", steps=steps[id(run)])
+                run.attempt("block", **blocks[id(run)])
                 if run.live:
                     metric = run.reply["metric"]
                     run.samples += [Sample(metric, 2 * cycle + half, t, value) for t, value in run.reply["readings"]]
         live = [run for run in live if run.live]
+
+
+def _block(step_ns: float) -> dict[str, int]:
+    """The request for one block: every side's blocks last about as long, whatever its step takes."""
+    return {"loops": loops(step_ns), "steps": block_steps(step_ns * loops(step_ns))}
 
 
 def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, **fields: Any) -> ProcessRecord:
@@ -162,7 +169,7 @@ def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, 
         status, reason = Status.ERROR, wrong_code
     measurements = dict(run.reply.get("measurements", {}))
     for metric in {sample.metric for sample in run.samples}:
-        measurements[metric] = process_median([sample.value for sample in run.samples if sample.metric == metric])
+        measurements[metric] = median(sample.value for sample in run.samples if sample.metric == metric)
     return ProcessRecord(
         id=new_id(),
         session_id=session_id,
@@ -191,21 +198,11 @@ def ratios(records: Sequence[ProcessRecord], baseline_position: int) -> list[Rou
         return []
     found = []
     for item in good.values():
-        for metric in sorted({sample.metric for sample in item.samples} & {sample.metric for sample in base.samples}):
-            value, n_cycles = round_log_ratio(_of(item, metric), _of(base, metric))
-            found.append(
-                RoundRatio(
-                    session_id=item.session_id,
-                    case_id=item.case_id,
-                    round=item.round,
-                    metric=metric,
-                    position=item.position,
-                    baseline_position=baseline_position,
-                    log_ratio=value,
-                    cycles=n_cycles,
-                    interleave=item.interleave,
-                )
-            )
+        for metric in sorted({sample.metric for sample in item.samples}):
+            effect = round_log_ratio(_of(item, metric), _of(base, metric))
+            if effect is not None:
+                place = (item.session_id, item.case_id, item.round, metric, item.position, baseline_position)
+                found.append(RoundRatio(*place, effect.log_ratio, effect.cycles, item.interleave))
     return found
 
 

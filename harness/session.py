@@ -19,6 +19,8 @@ from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
 from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, start, tell_all
 from frostline.harness.side import Side
+from frostline.results.evidence import Evidence
+from frostline.results.judge import Thresholds, judge_session
 from frostline.results.record import (
     Case,
     Interleave,
@@ -31,7 +33,7 @@ from frostline.results.record import (
     new_id,
 )
 from frostline.results.store import Store
-from frostline.results.verdict import judge_session, needs_second_look
+from frostline.results.verdict import needs_second_look
 
 LEFT_OUT = (Status.SKIPPED, Status.WRONG)  # at once: trying again would tell nothing new
 
@@ -61,12 +63,13 @@ def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> l
         cases: Collection[str] = {case.id for case in plan.cases}
         for look in range(plan.looks):
             _measure_look(plan, state, keeper, progress, look, cases)
-            cases = needs_second_look(judge_session(store, session.id))
+            begun = {case_id for case_id, round_index in state.done if round_index >= (look + 1) * plan.rounds}
+            cases = begun | set(needs_second_look(_judge(plan, store, session)))
             if not cases or look + 1 == plan.looks:
                 break
             progress.note(f"inconclusive after {plan.rounds} rounds in {len(cases)} of {len(plan.cases)} cases: as many again")
     progress.end()
-    return _conclude(store, session)
+    return _conclude(plan, store, session)
 
 
 def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
@@ -90,7 +93,7 @@ def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> l
         for process in processes.values():
             process.close()
         progress.end()
-    return _conclude(store, session)
+    return _conclude(plan, store, session)
 
 
 @dataclass
@@ -201,7 +204,11 @@ def _one_round(
     return kept
 
 
-def _conclude(store: Store, session: Session) -> list[Verdict]:
-    verdicts = judge_session(store, session.id)
+def _judge(plan: Plan, store: Store, session: Session) -> list[Verdict]:
+    return judge_session(Evidence.load(store, session.id), Thresholds({plan.cases[0].suite: plan.delta}))
+
+
+def _conclude(plan: Plan, store: Store, session: Session) -> list[Verdict]:
+    verdicts = _judge(plan, store, session)
     store.add_verdicts(verdicts)
     return verdicts

@@ -75,8 +75,9 @@ class Worker:
         return {"step_ns": warm_up(self.step, self.clock)}
 
     def block(self, request: Reply) -> Reply:
-        """Time `steps` runs in a row."""
-        return {"metric": STEP_TIME.name, "readings": self.clock(self.step, request["steps"])}
+        """Take `steps` readings in a row, each over `loops` runs."""
+        readings = self.clock(self.step, request["steps"], request.get("loops", 1))
+        return {"metric": STEP_TIME.name, "readings": readings}
 
     def finish(self, _: Reply) -> Reply:
         """What is measured once, after the timed steps, so that no meter's own cost is in a time."""

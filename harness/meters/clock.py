@@ -14,10 +14,10 @@ from frostline.harness.declare import Step
 
 
 class Clock(Protocol):
-    """Runs a step a number of times; returns for each the monotonic start and the duration, both in ns."""
+    """Takes readings of a step; returns for each the monotonic start and the time of one run, both in ns."""
 
-    def __call__(self, step: Step, steps: int) -> list[tuple[int, float]]:
-        """Time `steps` runs of `step`."""
+    def __call__(self, step: Step, steps: int, loops: int = 1) -> list[tuple[int, float]]:
+        """Take `steps` readings, each over `loops` runs (over one where the step must be reset before every run)."""
 
 
 def clock_for(device: str) -> Clock:
@@ -25,24 +25,25 @@ def clock_for(device: str) -> Clock:
     return time_on_cuda if device.startswith("cuda") else time_on_host
 
 
-def time_on_host(step: Step, steps: int) -> list[tuple[int, float]]:
+def time_on_host(step: Step, steps: int, loops: int = 1) -> list[tuple[int, float]]:
     """Wall time of each run, garbage collection held off as a collection would fall on one side by chance."""
-    reset = step.reset or _nothing
+    run, reset, runs = step.run, step.reset or _nothing, _runs(step, loops)
     readings = []
     with _no_collection():
         for _ in range(steps):
             reset()
             start = time.perf_counter_ns()
-            step.run()
-            readings.append((start, float(time.perf_counter_ns() - start)))
+            for _ in runs:
+                run()
+            readings.append((start, (time.perf_counter_ns() - start) / len(runs)))
     return readings
 
 
-def time_on_cuda(step: Step, steps: int) -> list[tuple[int, float]]:
+def time_on_cuda(step: Step, steps: int, loops: int = 1) -> list[tuple[int, float]]:
     """Time between CUDA events around each run; one synchronisation at the end of the block."""
     import torch
 
-    reset = step.reset or _nothing
+    reset, runs = step.reset or _nothing, _runs(step, loops)
     events, starts = [], []
     with _no_collection():
         torch.cuda.synchronize()
@@ -51,11 +52,12 @@ def time_on_cuda(step: Step, steps: int) -> list[tuple[int, float]]:
             before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             starts.append(time.perf_counter_ns())
             before.record()
-            step.run()
+            for _ in runs:
+                step.run()
             after.record()
             events.append((before, after))
         torch.cuda.synchronize()
-    return [(start, before.elapsed_time(after) * 1e6) for start, (before, after) in zip(starts, events, strict=True)]
+    return [(start, before.elapsed_time(after) * 1e6 / len(runs)) for start, (before, after) in zip(starts, events, strict=True)]
 
 
 def warm_up(step: Step, clock: Clock, *, at_least: int = 3, for_ns: float = 50e6, at_most: int = 20) -> float:
@@ -64,6 +66,10 @@ def warm_up(step: Step, clock: Clock, *, at_least: int = 3, for_ns: float = 50e6
     while len(times) < at_least or (sum(times) < for_ns and len(times) < at_most):
         times += [value for _, value in clock(step, 1)]
     return min(times)
+
+
+def _runs(step: Step, loops: int) -> range:
+    return range(1 if step.reset else loops)
 
 
 def _nothing() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frostline.harness.plan import Plan, block_steps, cycles
+from frostline.harness.plan import Plan, block_steps, cycles, loops
 from frostline.harness.side import Side, Source
 from frostline.results.record import Case
 
@@ -26,6 +26,10 @@ def a_plan(**fields):
 )
 def test_a_block_is_ten_steps_or_20_ms_but_at_most_200_ms(step_ms, steps):
     assert block_steps(step_ms * 1e6) == steps
+
+
+def test_a_short_step_is_read_several_at_a_time():
+    assert [loops(ns) for ns in (50, 1e4, 1e5, 1e6)] == [2000, 10, 1, 1]
 
 
 def test_a_round_has_4_to_10_cycles():

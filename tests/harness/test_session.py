@@ -1,0 +1,196 @@
+"""Whole sessions of small suites without torch: order, statuses, what counts, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from frostline.harness import session as sessions
+from frostline.harness.describe import Request, plan_run
+from frostline.harness.progress import Progress
+from frostline.results.record import Interleave, Outcome, Role, Status
+from frostline.results.store import Store
+
+SUITE = """
+import os, signal, time
+from pathlib import Path
+from frostline.harness import suite, skip, Step
+
+HERE = Path(__file__).parent
+
+@suite(axes={"how": ["plain", "skip", "raise", "die", "crowded", "once", "too big", "wrong"]}, implementations=["one", "two", "three"])
+def toy(implementation, device, *, how):
+    def step():
+        time.sleep(0.001)
+    if implementation == "two":
+        if how == "skip":
+            skip("no moon")
+        if how == "raise":
+            raise ValueError("broken by design")
+        if how == "die":
+            def step():
+                os.kill(os.getpid(), signal.SIGKILL)
+        if how == "crowded":
+            living = len(list(HERE.glob("alive-*")))
+            if living:
+                raise MemoryError("the device is full")
+        if how == "once" and not (HERE / "was-here").exists():
+            (HERE / "was-here").touch()
+            raise ValueError("only the first time")
+        if how == "too big":
+            raise MemoryError("always")
+    if implementation == "one" and how == "crowded":
+        (HERE / "alive-one").touch()
+        import atexit
+        atexit.register((HERE / "alive-one").unlink)
+        time.sleep(0.2)
+    if how == "crowded" and implementation == "two":
+        time.sleep(0.2)
+    answer = 2.0 if (implementation, how) == ("two", "wrong") else 1.0
+    return Step(run=step, outputs=lambda: {"x": answer}, reference=lambda: {"x": 1.0})
+"""
+
+
+class Measured:
+    """One session of the suite above in a database of its own."""
+
+    def __init__(self, folder: Path, how: str = "plain", implementations: str = "one,two", rounds: int = 6) -> None:
+        self.file = folder / "bench.py"
+        self.file.write_text(SUITE)
+        self.store = Store.open(folder / "test.db")
+        names = implementations.split(",")
+        self.plan = plan_run(Request(str(self.file), settings=[f"how={how}"], implementations=names, rounds=rounds))
+        self.session = sessions.open_session(self.plan, self.store, "test", {})
+        self.said = io.StringIO()
+
+    def go(self):
+        self.verdicts = sessions.measure(self.plan, self.store, self.session, Progress(Console(file=self.said, width=200)))
+        return self
+
+    def records(self, role: Role = Role.MEASURE, position: int | None = None):
+        found = self.store.processes(self.session.id, role=role)
+        return [item for item in found if position in (None, item.position)]
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("frostline.harness.plan.ROUND_NS", 1e8)  # short rounds
+    return lambda how="plain", **fields: Measured(tmp_path, how, **fields)
+
+
+def test_blocks_go_forth_and_back_and_never_overlap(measured):
+    done = measured(implementations="one,two,three", rounds=1).go()
+    blocks = []
+    for item in done.records():
+        samples = done.store.samples(item.id)
+        for block, members in itertools.groupby(samples, key=lambda sample: sample.block):
+            times = list(members)
+            blocks.append((times[0].t_ns, times[-1].t_ns + times[-1].value, item.position, block))
+    blocks.sort()
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(blocks))
+    assert [position for _, _, position, _ in blocks[:12]] == [0, 1, 2, 2, 1, 0, 0, 1, 2, 2, 1, 0]
+    assert len(blocks) == 4 * 2 * 3
+
+
+def test_there_is_one_counted_ok_process_for_each_case_side_and_round(measured):
+    done = measured().go()
+    keys = [(item.case_id, item.position, item.round) for item in done.records()]
+    assert sorted(keys) == sorted((done.plan.cases[0].id, position, r) for position in (0, 1) for r in range(6))
+    assert {item.status for item in done.records()} == {Status.OK}
+    assert len(done.store.ratios(done.session.id)) == 6
+    assert all(item.measurements["step_time"] >= 1e6 for item in done.records())
+    assert [verdict.outcome for verdict in done.verdicts if verdict.metric == "step_time"][0] in (
+        Outcome.SAME,
+        Outcome.INCONCLUSIVE,
+    )
+
+
+def test_each_side_is_verified_in_a_process_of_its_own_first(measured):
+    done = measured(rounds=1).go()
+    checks = done.records(Role.VERIFY)
+    assert [check.verifications[0].ok for check in checks] == [True, True]
+    assert max(check.started_at for check in checks) < min(item.started_at for item in done.records())
+
+
+def test_a_wrong_side_is_never_timed(measured):
+    done = measured("wrong", rounds=2).go()
+    check = done.records(Role.VERIFY, position=1)[0]
+    assert (check.status, check.reason) == (Status.WRONG, "x is off by 1 of its norm, allowed 1e-05")
+    assert done.records(position=1) == [] and len(done.records(position=0)) == 2
+    assert {verdict.outcome for verdict in done.verdicts} == {Outcome.BROKEN}
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "reason"),
+    [
+        ("raise", Status.ERROR, "ValueError: broken by design"),
+        ("die", Status.CRASH, "killed by SIGKILL, perhaps by the kernel for want of memory"),
+    ],
+)
+def test_a_failing_side_is_tried_once_more_alone_and_then_left_out(measured, how, status, reason):
+    done = measured(how, implementations="one,two,three", rounds=3).go()
+    failed = done.records(position=1)
+    assert [(item.round, item.attempt, item.counted, item.status, item.reason) for item in failed] == [
+        (0, 0, True, status, reason),
+        (0, 1, False, status, reason),
+    ]
+    assert [len(done.records(position=at)) for at in (0, 2)] == [3, 3]
+    assert {ratio.position for ratio in done.store.ratios(done.session.id)} == {2}
+
+
+def test_a_failure_that_does_not_repeat_keeps_the_side(measured):
+    done = measured("once", rounds=2)
+    done.go()
+    checks = done.records(Role.VERIFY, position=1)
+    assert checks[0].status is Status.ERROR
+    assert [(item.round, item.status) for item in done.records(position=1)] == [(0, Status.OK), (1, Status.OK)]
+
+
+def test_a_skipped_case_says_why_and_the_others_go_on(measured):
+    done = measured("skip", rounds=2).go()
+    assert done.records(Role.VERIFY, position=1)[0].reason == "no moon"
+    assert done.records(position=1) == [] and len(done.records(position=0)) == 2
+
+
+def test_memory_that_runs_out_beside_others_is_tried_in_turn(measured):
+    done = measured("crowded", rounds=2).go()
+    counted = [(item.status, item.interleave) for item in done.records(position=1) if item.counted]
+    assert counted == [(Status.OK, Interleave.PROCESS)] * 2
+    assert [item.status for item in done.records(position=1) if not item.counted] == [Status.OOM]
+    assert len(done.store.ratios(done.session.id)) == 2
+
+
+def test_memory_that_always_runs_out_is_a_result(measured):
+    done = measured("too big", rounds=2).go()
+    counted = [item for item in done.records(position=1) if item.counted]
+    assert [(item.status, item.interleave) for item in counted] == [(Status.OOM, Interleave.PROCESS)]
+    assert len([item for item in done.records(position=0) if item.counted]) == 2
+
+
+def test_an_interrupted_session_keeps_what_it_has_and_is_finished_later(measured, monkeypatch):
+    one = measured(rounds=4)
+    real, calls = sessions.measure_round, itertools.count()
+
+    def interrupted(*arguments):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(sessions, "measure_round", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.go()
+    assert len(one.records()) == 4
+    before = {item.id for item in one.records()}
+    monkeypatch.setattr(sessions, "measure_round", real)
+    one.go()
+    assert before < {item.id for item in one.records()}
+    assert sorted(item.round for item in one.records(position=0)) == [0, 1, 2, 3]
+    assert len(one.records(Role.VERIFY)) == 2
+
+
+def test_progress_tells_the_time_left(measured):
+    assert "[2/2] round 2 of how=plain  (about 0 s left)" in measured(rounds=2).go().said.getvalue()
