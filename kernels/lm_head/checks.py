@@ -1,0 +1,82 @@
+"""What a user can get wrong, said in one line: the argument, what was given and what was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether reading values costs no synchronisation: a real tensor on the CPU."""
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+
+
+def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, names: Mapping[str, str]) -> None:
+    """Check the tensors that define the logits.
+
+    Args:
+        hidden: [..., H].
+        weight: [V, H].
+        bias: [V] or None.
+        targets: the shape of `hidden` without its last dimension, integers.
+        names: what the caller's user calls `hidden`, `weight`, `bias` and `targets`.
+
+    Raises:
+        TypeError: a dtype that cannot be.
+        ValueError: a shape or device that does not fit.
+        RuntimeError: a weight that holds no values here (ZeRO-3, FSDP before its gather, a DTensor).
+    """
+    check_weight(weight, names["weight"])
+    if hidden.dtype not in _FLOATING:
+        raise TypeError(f"{names['hidden']}: got {hidden.dtype}, wanted a floating dtype")
+    if hidden.ndim < 1 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"{names['hidden']}: got shape {_shape(hidden)} with {names['weight']} {_shape(weight)}, wanted [..., H] and [V, H]"
+        )
+    if weight.dtype != hidden.dtype:
+        raise TypeError(f"{names['weight']}: got {weight.dtype}, wanted {hidden.dtype}, the dtype of {names['hidden']}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{names['bias']}: got shape {_shape(bias)}, wanted ({weight.shape[0]},), the rows of {names['weight']}")
+    if targets.dtype.is_floating_point or targets.dtype.is_complex or targets.dtype == torch.bool:
+        raise TypeError(f"{names['targets']}: got {targets.dtype}, wanted an integer dtype")
+    check_shape(targets, tuple(hidden.shape[:-1]), names["targets"], f"that of {names['hidden']} without its last dimension")
+    for tensor, name in ((weight, names["weight"]), (bias, names["bias"]), (targets, names["targets"])):
+        check_device(tensor, hidden, name, names["hidden"])
+
+
+def check_weight(weight: Tensor, name: str) -> None:
+    """Refuse a weight whose values are not here; computing on it would read nothing, or somebody else's memory."""
+    if any(kind.__name__ == "DTensor" for kind in type(weight).__mro__):
+        raise RuntimeError(f"{name}: got a DTensor, wanted a plain tensor: pass {name}.full_tensor(), or gather it first")
+    if weight.numel() == 0 or weight.untyped_storage().nbytes() == 0:
+        raise RuntimeError(
+            f"{name}: got shape {_shape(weight)} with an empty storage, as ZeRO-3 and FSDP leave between uses; wanted the whole"
+            " weight: gather it first (deepspeed.zero.GatheredParameters, FSDP.summon_full_params)"
+        )
+
+
+def check_shape(tensor: Tensor, wanted: tuple[int, ...], name: str, why: str) -> None:
+    """Raise ValueError unless `tensor` has exactly the shape `wanted`."""
+    if tuple(tensor.shape) != wanted:
+        raise ValueError(f"{name}: got shape {_shape(tensor)}, wanted {wanted}, {why}")
+
+
+def check_device(tensor: Tensor | None, like: Tensor, name: str, like_name: str) -> None:
+    """Raise ValueError unless `tensor`, if there is one, lives where `like` does."""
+    if tensor is not None and tensor.device != like.device:
+        raise ValueError(f"{name}: got device {tensor.device}, wanted {like.device}, that of {like_name}")
+
+
+def check_active_rows(active_rows: int | None, rows: int) -> None:
+    """Raise ValueError for a count that is not one of `rows` rows."""
+    if active_rows is not None and not 0 <= active_rows <= rows:
+        raise ValueError(f"active_rows: got {active_rows}, wanted a count from 0 to {rows}, the number of rows")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

@@ -1,0 +1,246 @@
+"""`linear_logprob`: log-probs of chosen tokens straight from hidden states, with only the gradients that are asked for.
+
+With the head frozen the forward keeps the unit gradient d logp / d hidden, which does not depend on the loss, and the backward
+scales it: two products with the weight in all. With the head trained, the backward computes the logits again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from frostline.kernels.lm_head import engine
+from frostline.kernels.lm_head.checks import check_head, check_shape
+from frostline.kernels.lm_head.engine import Gradients, Head, Statistics
+from frostline.kernels.lm_head.plan import Needs, Plan, Problem, Strategy, make_plan
+from frostline.kernels.lm_head.rows import Rows
+from frostline.kernels.lm_head.transform import Transform
+from frostline.kernels.matmul import device_kind
+
+_NAMES = {"hidden": "hidden", "weight": "weight", "bias": "bias", "targets": "targets"}
+
+
+@overload
+def linear_logprob(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: Literal[False] = False,
+    active: Tensor | None = None,
+    active_rows: int | None = None,
+) -> Tensor: ...
+
+
+@overload
+def linear_logprob(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: Literal[True],
+    active: Tensor | None = None,
+    active_rows: int | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def linear_logprob(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_entropy: bool = False,
+    active: Tensor | None = None,
+    active_rows: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Log-probs of `targets` under softmax of the transformed logits of `hidden @ weight.T + bias`.
+
+    Logits and statistics are fp32 (fp64 for fp64 inputs) whatever the inputs are: scaled by `logit_scale`, then
+    softcap * tanh(. / softcap), then divided by `temperature`. Differentiable in hidden, weight and bias, each computed only
+    when it requires a gradient; nothing of them is computed or allocated under `no_grad` and `inference_mode`.
+
+    Args:
+        hidden: [..., H] bf16, fp16, fp32 or fp64.
+        weight: [V, H], same dtype (under autocast, any that autocast would cast).
+        targets: [...] integers in [0, V). Out of range on a GPU gives NaN (checking would stall it), an error on the CPU.
+        bias: [V] or None.
+        temperature, softcap, logit_scale: the transform; softcap None for none.
+        return_entropy: also return the entropy of each row's distribution, differentiable.
+        active: bool [...], rows that count. The others give exactly 0, get zero gradient, and may hold anything, NaN included.
+        active_rows: how many rows are active, where the host knows: then only those are computed, without asking the device. An
+            active row beyond a count that is too small gives NaN. On the CPU the count is read from the mask.
+
+    Returns:
+        logp, shape of `targets`, fp32 (fp64); with `return_entropy` also the entropy in nats, same shape.
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong dtype, shape or device, in one line that names it.
+        RuntimeError: a weight whose values are not here (ZeRO-3, FSDP, DTensor).
+    """
+    transform = Transform.of(temperature, softcap, logit_scale)
+    hidden, weight, bias = as_autocast_would(hidden, weight, bias)
+    check_head(hidden, weight, bias, targets, _NAMES)
+    if active is not None:
+        check_shape(active, tuple(targets.shape), "active", "that of targets")
+    rows = Rows.of(targets.numel(), active, active_rows)
+    logp, entropy = logprob_of_rows(hidden, weight, bias, targets, rows, transform, entropy=return_entropy)
+    shaped = logp.reshape(targets.shape)
+    return shaped if entropy is None else (shaped, entropy.reshape(targets.shape))
+
+
+def as_autocast_would(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Under autocast, the casts that it applies to the inputs of a linear layer; otherwise the inputs."""
+    kind = hidden.device.type
+    if not torch.is_autocast_enabled(kind) or hidden.dtype == torch.float64:
+        return hidden, weight, bias
+    dtype = torch.get_autocast_dtype(kind)
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def flat(hidden: Tensor, rows: Rows) -> Tensor:
+    """The computed rows of `hidden` [..., H] as [n, H]. Differentiable: done outside any autograd function of ours."""
+    return rows.take(hidden.reshape(-1, hidden.shape[-1]))
+
+
+@torch.compiler.disable  # the engine drives its own kernels; what is around it compiles
+def logprob_of_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    rows: Rows,
+    transform: Transform,
+    *,
+    entropy: bool = False,
+    prune: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs (and entropies) of all rows, [rows.count]. Inputs are checked. `prune=False` computes parameter gradients anyway."""
+    grad = torch.is_grad_enabled()
+    chosen = rows.targets(targets, weight.shape[0])
+    call = _Call(transform, rows.masked, entropy, grad, prune)
+    logp, found = _LinearLogProb.apply(flat(hidden, rows), weight, bias, chosen, call)
+    return rows.put(logp), rows.put(found) if entropy else None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one call asks for besides its tensors."""
+
+    transform: Transform
+    masked: bool
+    entropy: bool
+    grad: bool
+    prune: bool
+
+
+def make_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, transform: Transform, masked: bool) -> Head:
+    """A `Head` of detached inputs whose last strides are 1, as GEMMs and tiles want them (a copy only where they are not)."""
+    tensors = [None if t is None else _unit_stride(t.detach()) for t in (hidden, weight, bias)]
+    assert tensors[0] is not None and tensors[1] is not None
+    return Head(tensors[0], tensors[1], targets.contiguous(), tensors[2], transform, masked)
+
+
+def needs_of(ctx: Any, bias: Tensor | None, *, grad: bool, prune: bool) -> Needs:
+    """Which of (hidden, weight, bias), an autograd function's first inputs, need a gradient.
+
+    Inside `forward` autograd's mode is always off and `needs_input_grad` stays True under `no_grad`, so `grad` is passed in.
+    """
+    hidden, weight, offset = (bool(needed) for needed in ctx.needs_input_grad[:3])
+    if not grad or not (hidden or weight or offset):
+        return Needs()
+    return Needs(hidden, weight or not prune, offset or (not prune and bias is not None))
+
+
+def problem_of(head: Head, needs: Needs, *, loss_known: bool = False, entropy: bool = False, group: int = 1) -> Problem:
+    """The plan's view of a head."""
+    return Problem(
+        rows=head.hidden.shape[0],
+        hidden=head.hidden.shape[1],
+        vocab=head.weight.shape[0],
+        dtype=head.hidden.dtype,
+        needs=needs,
+        loss_known=loss_known,
+        entropy=entropy,
+        group=group,
+        masked=head.masked,
+        device=device_kind(head.hidden),
+    )
+
+
+def _unit_stride(tensor: Tensor) -> Tensor:
+    ready = tensor.stride(-1) == 1 and (tensor.ndim < 2 or tensor.stride(0) >= tensor.shape[1])
+    return tensor if ready else tensor.contiguous()
+
+
+class _LinearLogProb(torch.autograd.Function):
+    """(hidden [n, H], weight [V, H], bias [V] or None, targets [n], call) -> (logp [n], entropy [n] or None)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, call: _Call
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.set_materialize_grads(False)
+        needs = needs_of(ctx, bias, grad=call.grad, prune=call.prune)
+        head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
+        plan = make_plan(problem_of(head, needs, entropy=call.entropy))
+        ctx.head_of, ctx.plan, ctx.needs = call, plan, needs
+        with torch.autocast(hidden.device.type, enabled=False):
+            if plan.strategy is Strategy.STREAM:
+                logp, unit = engine.stream(head, plan, None)
+                ctx.save_for_backward(unit, head.targets)
+                return logp, None
+            statistics = engine.forward_only(head, plan, entropy=call.entropy)
+        if needs.any:
+            ctx.save_for_backward(hidden, weight, bias, head.targets, statistics.logp, statistics.log_z, statistics.entropy)
+        return statistics.logp, statistics.entropy
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # torch ships no annotation for it
+    def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        call, plan, needs = ctx.head_of, ctx.plan, ctx.needs
+        if grad_logp is None and grad_entropy is None:
+            return None, None, None, None, None
+        if plan.strategy is Strategy.STREAM:
+            unit, targets = ctx.saved_tensors
+            return _scaled_rows(unit, grad_logp, targets), None, None, None, None
+        hidden, weight, bias, targets, logp, log_z, entropy = ctx.saved_tensors
+        head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
+        statistics = Statistics(logp, log_z, entropy)
+        upstream = head.only_active(torch.zeros_like(logp) if grad_logp is None else grad_logp)
+        with torch.autocast(hidden.device.type, enabled=False):
+            if hidden.shape[0] == 0:
+                found = Gradients(*(torch.zeros_like(t) if t is not None else None for t in (hidden, weight, bias)))
+            else:
+                found = engine.recompute(head, plan, needs, statistics, upstream, grad_entropy)
+        return (*only_wanted(ctx, found), None, None)
+
+
+def only_wanted(ctx: Any, found: Gradients) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients that autograd asked for: an unpruned run computes others, and they end here."""
+    hidden, weight, bias = ctx.needs_input_grad[:3]
+    return found.hidden if hidden else None, found.weight if weight else None, found.bias if bias else None
+
+
+def _scaled_rows(unit: Tensor, scale: Tensor | None, targets: Tensor) -> Tensor:
+    """unit[r] * scale[r], rounded once, in a tensor of its own: the kept gradient must survive for another backward."""
+    result = torch.empty_like(unit)
+    if scale is None:
+        return result.zero_()
+    active = torch.where(targets < 0, 0.0, scale.to(torch.promote_types(unit.dtype, torch.float32)))
+    return torch.mul(unit, active.unsqueeze(1), out=result)

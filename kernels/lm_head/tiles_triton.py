@@ -1,0 +1,300 @@
+"""The tiles as Triton kernels: one program per row (and per block of columns where a row needs no reduction).
+
+Contracts are in `tiles`. What every kernel here keeps to:
+
+- lanes beyond the tile's width are -inf after the transform: a softcap would turn a padded -inf into -softcap and count it;
+- row offsets are 64-bit, since a tile's rows times its stride may pass 2^31;
+- scalars stay fp32, exponentials are taken in fp32 whatever is stored;
+- configurations are chosen here from the width, never tuned at run time on live buffers (which the ops write in place).
+"""
+
+# Triton ships no annotations, and a kernel's arguments are pointers and blocks that Python's types do not describe:
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,import-untyped"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from frostline.kernels.lm_head.tiles_torch import INACTIVE
+
+_INACTIVE = tl.constexpr(INACTIVE)
+_LOWEST = tl.constexpr(-3.4028234663852886e38)  # a finite stand-in for the maximum of a row of -inf
+
+# The widest tile that `fold_tile` holds in registers: 64 fp32 values a thread at 16 warps.
+WIDEST_FOLD = 32768
+_REDUCE_BLOCK = 4096
+_GRADIENT_BLOCK = 4096
+_ROW_BLOCK = 4096
+
+
+@triton.jit
+def _tanh(x):
+    # tl has no tanh that the interpreter runs. Near zero a series (1 - 2 / (e^2x + 1) would cancel there), beyond it the
+    # exponential form, which saturates instead of dividing infinities.
+    squared = x * x
+    series = x * (1.0 + squared * (-1.0 / 3.0 + squared * (2.0 / 15.0 + squared * (-17.0 / 315.0 + squared * (62.0 / 2835.0)))))
+    return tl.where(tl.abs(x) < 0.3, series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
+
+
+@triton.jit
+def _load_logits(x, bias, column, width, inner, outer, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Transformed logits of the columns given; -inf beyond the tile's width."""
+    inside = column < width
+    z = tl.load(x + column, mask=inside, other=0.0)
+    if HAS_BIAS:
+        z += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    z = outer * _tanh(inner * z) if CAPPED else outer * z
+    return tl.where(inside, z, -float("inf"))
+
+
+@triton.jit
+def _keep_target_logit(
+    x, bias, target, width, inner, outer, target_logit, FIRST: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """Store the transformed logit of the target if its column lies in this tile; NaN before it was seen."""
+    if (target >= 0) & (target < width):
+        z = tl.load(x + target)
+        if HAS_BIAS:
+            z += tl.load(bias + target).to(tl.float32)
+        tl.store(target_logit, outer * _tanh(inner * z) if CAPPED else outer * z)
+    elif FIRST:
+        tl.store(target_logit, float("nan"))
+
+
+@triton.jit
+def _reduce_kernel(
+    x, x_stride, bias, targets, maximum, total, moment, target_logit, start, width, inner, outer,
+    FIRST: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: each lane keeps its own maximum and sums over the row's blocks, and the lanes are joined once at the end."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    if target != _INACTIVE:
+        x += row * x_stride
+        _keep_target_logit(x, bias, target - start, width, inner, outer, target_logit + row, FIRST, CAPPED, HAS_BIAS)
+        lane_maximum = tl.full([BLOCK], _LOWEST, tl.float32)
+        lane_total = tl.zeros([BLOCK], tl.float32)
+        lane_moment = tl.zeros([BLOCK], tl.float32)
+        for begin in range(0, width, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            z = _load_logits(x, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+            new_maximum = tl.maximum(lane_maximum, z)
+            scale = tl.exp(lane_maximum - new_maximum)
+            p = tl.exp(z - new_maximum)
+            lane_total = lane_total * scale + p
+            if HAS_MOMENT:
+                lane_moment = lane_moment * scale + tl.where(p > 0, p * z, 0.0)
+            lane_maximum = new_maximum
+        row_maximum = tl.max(lane_maximum, 0)
+        if not FIRST:
+            row_maximum = tl.maximum(row_maximum, tl.load(maximum + row))
+        lane_scale = tl.exp(lane_maximum - row_maximum)
+        row_total = tl.sum(lane_total * lane_scale, 0)
+        row_moment = tl.sum(lane_moment * lane_scale, 0)
+        if not FIRST:
+            scale_before = tl.exp(tl.load(maximum + row) - row_maximum)
+            row_total += tl.load(total + row) * scale_before
+            if HAS_MOMENT:
+                row_moment += tl.load(moment + row) * scale_before
+        tl.store(maximum + row, row_maximum)
+        tl.store(total + row, row_total)
+        if HAS_MOMENT:
+            tl.store(moment + row, row_moment)
+
+
+@triton.jit
+def _fold_kernel(
+    x, x_stride, bias, targets, p_out, p_stride, maximum, total, target_logit, rescale, start, width, limit, inner, outer,
+    FIRST: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row, held in registers: its maximum is needed before the first exponential is written."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    target = tl.load(targets + row)
+    p_out += row * p_stride
+    if target == _INACTIVE:
+        tl.store(p_out + column, tl.zeros([BLOCK], p_out.dtype.element_ty), mask=column < width)
+        tl.store(rescale + row, 1.0)
+    else:
+        x += row * x_stride
+        _keep_target_logit(x, bias, target - start, width, inner, outer, target_logit + row, FIRST, CAPPED, HAS_BIAS)
+        z = _load_logits(x, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+        new_maximum = tl.maximum(tl.max(z, 0), _LOWEST)
+        scale = 1.0
+        total_before = 0.0
+        if not FIRST:
+            maximum_before = tl.load(maximum + row)
+            new_maximum = tl.where(new_maximum > maximum_before + limit, new_maximum, maximum_before)
+            scale = tl.exp(maximum_before - new_maximum)
+            total_before = tl.load(total + row) * scale
+        p = tl.exp(z - new_maximum)
+        tl.store(maximum + row, new_maximum)
+        tl.store(total + row, total_before + tl.sum(p, 0))
+        tl.store(rescale + row, scale)
+        if CAPPED:
+            tanh = z / outer
+            p = tl.where(column < width, p * (1.0 - tanh * tanh), 0.0)
+        tl.store(p_out + column, p.to(p_out.dtype.element_ty), mask=column < width)
+
+
+@triton.jit
+def _gradient_kernel(
+    x, x_stride, bias, targets, log_z, grad_logp, grad_entropy, entropy, out, out_stride, start, width, blocks, inner, outer,
+    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of columns of one row: with log_z known, columns are independent."""
+    program = tl.program_id(0).to(tl.int64)
+    row = program // blocks
+    column = (program % blocks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    target = tl.load(targets + row)
+    out += row * out_stride
+    if target == _INACTIVE:
+        tl.store(out + column, tl.zeros([BLOCK], out.dtype.element_ty), mask=inside)
+    else:
+        z = _load_logits(x + row * x_stride, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+        upstream = tl.load(grad_logp + row).to(tl.float32)
+        log_p = z - tl.load(log_z + row)
+        p = tl.exp(log_p)
+        gradient = upstream * (tl.where(column == target - start, 1.0, 0.0) - p)
+        if HAS_ENTROPY:
+            surprise = p * (log_p + tl.load(entropy + row))
+            gradient -= tl.load(grad_entropy + row).to(tl.float32) * tl.where(p > 0, surprise, 0.0)
+        if CAPPED:
+            tanh = z / outer
+            gradient *= (1.0 - tanh * tanh) * (inner * outer)
+        else:
+            gradient *= outer
+        tl.store(out + column, gradient.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rescale_kernel(values, stride, factor, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    scale = tl.load(factor + row)
+    if scale != 1.0:
+        for begin in range(0, width, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            at = values + row * stride + column
+            tl.store(at, tl.load(at, mask=column < width) * scale, mask=column < width)
+
+
+@triton.jit
+def _finish_kernel(
+    mean, mean_stride, weight, weight_stride, targets, onto_target, onto_mean, out, out_stride, vocab, width, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    out += row * out_stride
+    target_scale = tl.load(onto_target + row)
+    mean_scale = tl.load(onto_mean + row)
+    at = weight + tl.minimum(tl.maximum(target, 0), vocab - 1) * weight_stride
+    for begin in range(0, width, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        inside = column < width
+        toward = tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
+        away = tl.load(mean + row * mean_stride + column, mask=inside, other=0.0)
+        result = target_scale * toward - mean_scale * away
+        result = tl.where(target == _INACTIVE, 0.0, result)
+        tl.store(out + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+def _block(width: int, most: int) -> int:
+    return min(most, int(triton.next_power_of_2(width)))
+
+
+def reduce_tile(
+    x: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    moment: Tensor | None,
+    target_logit: Tensor,
+    start: int,
+    first: bool,
+    inner: float,
+    outer: float,
+    capped: bool,
+) -> None:
+    """Fold a tile into the running statistics (see `tiles`)."""
+    rows, width = x.shape
+    _reduce_kernel[(rows,)](
+        x, x.stride(0), x if bias is None else bias, targets, maximum, total, total if moment is None else moment, target_logit,
+        start, width, inner, outer,
+        FIRST=first, CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None,
+        BLOCK=_block(width, _REDUCE_BLOCK), num_warps=8,
+    )  # fmt: skip
+
+
+def fold_tile(
+    x: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    p: Tensor | None,
+    maximum: Tensor,
+    total: Tensor,
+    target_logit: Tensor,
+    rescale: Tensor,
+    start: int,
+    first: bool,
+    limit: float,
+    inner: float,
+    outer: float,
+    capped: bool,
+) -> None:
+    """Fold a tile into the running statistics and turn it into unnormalised probabilities (see `tiles`)."""
+    rows, width = x.shape
+    if width > WIDEST_FOLD:
+        raise ValueError(f"x: got a tile of {width} columns, wanted at most {WIDEST_FOLD}")
+    out = x if p is None else p
+    block = _block(width, WIDEST_FOLD)
+    _fold_kernel[(rows,)](
+        x, x.stride(0), x if bias is None else bias, targets, out, out.stride(0), maximum, total, target_logit, rescale,
+        start, width, limit, inner, outer,
+        FIRST=first, CAPPED=capped, HAS_BIAS=bias is not None, BLOCK=block, num_warps=16 if block > 4096 else 8,
+    )  # fmt: skip
+
+
+def gradient_tile(
+    x: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    log_z: Tensor,
+    grad_logp: Tensor,
+    grad_entropy: Tensor | None,
+    entropy: Tensor | None,
+    out: Tensor | None,
+    start: int,
+    inner: float,
+    outer: float,
+    capped: bool,
+) -> None:
+    """Turn a tile into the gradient with respect to its raw logits (see `tiles`)."""
+    rows, width = x.shape
+    result = x if out is None else out
+    block = _block(width, _GRADIENT_BLOCK)
+    blocks = triton.cdiv(width, block)
+    _gradient_kernel[(rows * blocks,)](
+        x, x.stride(0), x if bias is None else bias, targets, log_z, grad_logp,
+        log_z if grad_entropy is None else grad_entropy, log_z if entropy is None else entropy,
+        result, result.stride(0), start, width, blocks, inner, outer,
+        CAPPED=capped, HAS_BIAS=bias is not None, HAS_ENTROPY=grad_entropy is not None, BLOCK=block, num_warps=8,
+    )  # fmt: skip
+
+
+def rescale_rows(values: Tensor, factor: Tensor) -> None:
+    """values[r] *= factor[r]; rows whose factor is 1 are not touched."""
+    rows, width = values.shape
+    _rescale_kernel[(rows,)](values, values.stride(0), factor, width, BLOCK=_block(width, _ROW_BLOCK), num_warps=4)
+
+
+def finish_rows(mean: Tensor, weight: Tensor, targets: Tensor, onto_target: Tensor, onto_mean: Tensor, out: Tensor) -> None:
+    """out[r] = onto_target[r] * weight[targets[r]] - onto_mean[r] * mean[r] (see `tiles`)."""
+    rows, width = mean.shape
+    _finish_kernel[(rows,)](
+        mean, mean.stride(0), weight, weight.stride(0), targets, onto_target, onto_mean, out, out.stride(0),
+        weight.shape[0], width, BLOCK=_block(width, _ROW_BLOCK), num_warps=8,
+    )  # fmt: skip
