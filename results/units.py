@@ -56,6 +56,11 @@ def format_change(ratio: float) -> str:
     return f"{change:+.{places}f} %"
 
 
+def format_saving(ratio: float) -> str:
+    """A ratio as what it saves, for example `44.1 %` for 0.559, `-5.0 %` for 1.05; `-` for NaN."""
+    return MISSING if math.isnan(ratio) else f"{100 * (1 - ratio) + 0.0:.1f} %"
+
+
 def format_percent(fraction: float) -> str:
     """A fraction in per cent with as many decimals as it needs, at most two: `3 %`, `0.25 %`."""
     return f"{round(100 * fraction, 2):g} %"
