@@ -1,0 +1,95 @@
+"""A loss that is known in the forward: its gradients are formed there, while the logits are at hand, and the backward scales them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from frostline.kernels.lm_head import engine
+from frostline.kernels.lm_head.engine import Gradients
+from frostline.kernels.lm_head.logprob import make_head, needs_of, only_wanted, problem_of
+from frostline.kernels.lm_head.plan import Strategy, make_plan
+from frostline.kernels.lm_head.transform import Transform
+
+
+class KnownLoss(Protocol):
+    """A loss over the rows that are computed."""
+
+    group: int
+    """How many consecutive rows must be judged together: 1, or the length of a sequence."""
+
+    def total(self, logp: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss and its metrics, from the log-probs of all rows, [n]."""
+
+    def part(self, logp: Tensor, rows: slice) -> Tensor:
+        """The share of the loss that these rows (whole groups) add, a scalar that autograd can differentiate."""
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """What one call asks for besides its tensors."""
+
+    loss: KnownLoss
+    transform: Transform
+    masked: bool
+    prune: bool
+
+
+def linear_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, call: LossCall
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss of `hidden` [n, H], with gradients for what needs one. To be called with autograd on and something to train.
+
+    targets [n] int64 hold `tiles.INACTIVE` where a row does not count. Whole groups fit a row block (`plan.fits_in_blocks`).
+    """
+    loss, *metrics = _LinearLoss.apply(hidden, weight, bias, targets, call)
+    return loss, tuple(metrics)
+
+
+def _upstream(loss: KnownLoss, logp: Tensor, rows: slice) -> Tensor:
+    """d loss / d logp of a block of rows."""
+    with torch.enable_grad():
+        leaf = logp.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss.part(leaf, rows), leaf)
+    return gradient
+
+
+class _LinearLoss(torch.autograd.Function):
+    """(hidden, weight, bias, targets, call) -> (loss, *metrics)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, call: LossCall
+    ) -> tuple[Tensor, ...]:
+        needs = needs_of(ctx, bias, grad=True, prune=call.prune)
+        head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
+        plan = make_plan(problem_of(head, needs, loss_known=True, group=call.loss.group))
+
+        def upstream(logp: Tensor, rows: slice) -> Tensor:
+            return _upstream(call.loss, logp, rows)
+
+        with torch.autocast(hidden.device.type, enabled=False):
+            if hidden.shape[0] == 0:
+                logp = head.empty(0)
+                found = Gradients(*(None if t is None else torch.zeros_like(t) for t in (hidden, weight, bias)))
+            elif plan.strategy is Strategy.STREAM:
+                logp, d_hidden = engine.stream(head, plan, upstream)
+                found = Gradients(d_hidden)
+            else:
+                logp, found = engine.blocks(head, plan, needs, upstream)
+            loss, metrics = call.loss.total(logp)
+        # Through save_for_backward: autograd clones what it finds on an attribute when it accumulates it.
+        ctx.save_for_backward(*only_wanted(ctx, found))
+        ctx.mark_non_differentiable(*metrics)
+        return loss, *metrics
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # torch ships no annotation for it
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        # Always multiplied: asking whether the factor is 1 would stall the device, and the kept gradient must stay as it is.
+        scaled = (None if kept is None else kept * grad_loss for kept in ctx.saved_tensors)
+        return (*scaled, None, None)
