@@ -130,6 +130,21 @@ class Evidence:
         return Standing(Status.OK if measured else None, "", worst, verified=unfinished is None)
 
 
+def varying_axes(cases: Sequence[Case]) -> list[str]:
+    """The axes that not all cases have the same value for, in the suite's order; the rest belongs in the notes."""
+    axes = dict.fromkeys(axis for case in cases for axis in case.params)
+    return [axis for axis in axes if len({repr(case.params.get(axis)) for case in cases}) > 1]
+
+
+def side_names(sides: Sequence[SideRecord]) -> dict[int, str]:
+    """The shortest names that tell the sides apart, by position: implementations, sources, both, or both with the position."""
+    for named in (lambda s: s.implementation, lambda s: s.source, lambda s: s.label, lambda s: f"{s.label} #{s.position}"):
+        names = {side.position: named(side) for side in sides}
+        if len(set(names.values())) == len(sides):
+            break
+    return names
+
+
 def _excess(one: Verification) -> float:
     """By how much an output misses what is allowed: above 1 is wrong. NaN counts as endlessly wrong."""
     if one.ok:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from frostline.results.evidence import Evidence
+from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.record import (
     FLOPS,
     PEAK_ABOVE_INPUTS,
@@ -140,21 +140,6 @@ def tally(verdicts: Iterable[Verdict]) -> str:
     """How many verdicts of each outcome, the worst first: `1 slower, 3 same`."""
     counts = Counter(one.outcome for one in verdicts)
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in WORST_FIRST if counts[outcome]) or "no verdict"
-
-
-def varying_axes(cases: Sequence[Case]) -> list[str]:
-    """The axes that not all cases have the same value for, in the suite's order; the rest belongs in the notes."""
-    axes = dict.fromkeys(axis for case in cases for axis in case.params)
-    return [axis for axis in axes if len({repr(case.params.get(axis)) for case in cases}) > 1]
-
-
-def side_names(sides: Sequence[SideRecord]) -> dict[int, str]:
-    """The shortest names that tell the sides apart, by position: implementations, sources, both, or both with the position."""
-    for named in (lambda s: s.implementation, lambda s: s.source, lambda s: s.label, lambda s: f"{s.label} #{s.position}"):
-        names = {side.position: named(side) for side in sides}
-        if len(set(names.values())) == len(sides):
-            break
-    return names
 
 
 def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:

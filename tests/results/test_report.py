@@ -8,18 +8,10 @@ import re
 import pytest
 from rich.console import Console
 
-from frostline.results.evidence import Evidence
+from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.judge import judge_session
 from frostline.results.record import Role, SideRecord, Status
-from frostline.results.report import (
-    bench_table,
-    markdown_comparison,
-    side_names,
-    tally,
-    varying_axes,
-    verdict_table,
-    worst_first,
-)
+from frostline.results.report import bench_table, markdown_comparison, tally, verdict_table, worst_first
 from frostline.results.table import Column, Table
 
 
