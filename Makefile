@@ -1,0 +1,73 @@
+# Everything here needs git, make and Python >= 3.11 alone: the first use makes .venv from the pinned requirements.
+
+PYTHON ?= python3
+PIP_OPTIONS ?=
+DB ?= results/frostline.db
+BASE ?= HEAD~1
+HEAD ?= HEAD
+ARGS ?=
+
+export FROSTLINE_DB := $(DB)
+unexport PYTHONPATH
+
+BIN := .venv/bin
+ROOMS := kernels harness suites results dashboards
+
+.DEFAULT_GOAL := help
+.PHONY: help bench-grpo compare crossover gate test lint pins clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Variables: PYTHON=$(PYTHON), DB=$(DB), ARGS (more options for the command), PIP_OPTIONS (for pip at the set-up)"
+
+bench-grpo: .venv/run.stamp ## the frozen/trainable table of the GRPO head on this machine
+	$(BIN)/frostline run grpo $(ARGS)
+
+compare: .venv/run.stamp ## a verdict on two revisions: make compare BASE=main HEAD=my-branch
+	$(BIN)/frostline compare $(BASE) $(HEAD) $(ARGS)
+
+crossover: .venv/run.stamp ## the chart of peak memory over sequence length, measuring what is missing
+	$(BIN)/frostline chart crossover $(ARGS)
+
+gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the main branch
+	$(BIN)/frostline gate $(ARGS)
+
+test: .venv/develop.stamp ## the tests; without a GPU, Triton's interpreter runs the kernels
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/develop.stamp ## ruff, mypy in strict mode, and the arrows between the rooms
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	mkdir -p .typecheck/frostline
+	for room in $(ROOMS); do ln -sfn ../../$$room .typecheck/frostline/$$room; done
+	$(BIN)/mypy
+	PYTHONPATH=.typecheck $(BIN)/lint-imports
+
+pins: ## write the requirements files anew, with the newest releases that pyproject.toml allows
+	rm -rf .venv/pins
+	$(PYTHON) -m venv .venv/pins
+	.venv/pins/bin/pip install $(PIP_OPTIONS) torch==2.13.0 "triton==3.7.1; sys_platform == 'linux'" setuptools -e .
+	$(call freeze) > requirements.txt
+	.venv/pins/bin/pip install $(PIP_OPTIONS) -c requirements.txt -e '.[dev]'
+	{ echo "-r requirements.txt"; $(call freeze) | grep -vxFf requirements.txt; } > requirements-dev.txt
+	rm -rf .venv/pins
+
+clean: ## remove .venv and every cache of the tools; the database stays
+	rm -rf .venv .typecheck .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
+
+# Without the tags of a build (torch 2.13.0+cpu) and the CUDA libraries, which torch itself pins: the pins hold on every platform.
+freeze = .venv/pins/bin/pip freeze --all --exclude pip --exclude-editable \
+	| sed -E -e 's/\+.*//' -e '/^(nvidia|cuda)-/d' -e "s/^triton==.*/&; sys_platform == 'linux'/"
+
+.venv/run.stamp: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "PYTHON=$(PYTHON): Python >= 3.11 is needed; name one: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_OPTIONS) -r requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+.venv/develop.stamp: .venv/run.stamp requirements-dev.txt
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_OPTIONS) -r requirements-dev.txt
+	@touch $@
