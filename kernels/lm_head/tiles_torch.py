@@ -1,7 +1,7 @@
 """The tiles in torch operators: what runs on a CPU, and what the Triton kernels are checked against. Contracts are in `tiles`.
 
-Each op walks its tile in slabs of rows that fit a core's cache, so that its temporaries are small beside the tile and the
-elementwise chain over a slab does not go through memory once per operator.
+Each op walks its tile in slabs of rows that fit a core's cache, so that a chain of operators over a slab does not go through
+memory once per operator. `fold_tile` and `gradient_tile` own the tile and work in place on it; temporaries are a slab at most.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 INACTIVE = -1  # the target of a row that does not count
 
-# A slab holds at most this many elements: 512 KiB in fp32.
-_SLAB_ELEMENTS = 1 << 17
+# A slab holds at most this many elements: 1 MiB in fp32.
+_SLAB_ELEMENTS = 1 << 18
 
 
 def _slabs(rows: int, width: int) -> Iterator[slice]:
@@ -23,10 +23,23 @@ def _slabs(rows: int, width: int) -> Iterator[slice]:
         yield slice(first, min(first + height, rows))
 
 
-def _logits(x: Tensor, bias: Tensor | None, inner: float, outer: float, capped: bool) -> Tensor:
-    """The transformed logits of a slab, in a tensor of their own."""
-    z = x + bias if bias is not None else x.clone()
-    return z.mul_(inner).tanh_().mul_(outer) if capped else z.mul_(outer)
+def _transform_(x: Tensor, bias: Tensor | None, inner: float, outer: float, capped: bool) -> Tensor:
+    """Turn a slab of raw logits into transformed ones, in place."""
+    if bias is not None:
+        x.add_(bias)
+    if capped:
+        x.mul_(inner).tanh_()
+    return x if outer == 1.0 else x.mul_(outer)
+
+
+def _tanh_slope(z: Tensor, outer: float) -> Tensor:
+    """1 - tanh^2 where z = outer * tanh."""
+    return (z / outer).square_().neg_().add_(1.0)
+
+
+def _any_inactive(targets: Tensor) -> bool:
+    """Whether zeros must be written; a device is not asked, but served as if there were some."""
+    return targets.device.type != "cpu" or bool((targets == INACTIVE).any())
 
 
 def _column_of_target(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
@@ -62,17 +75,18 @@ def reduce_tile(
     capped: bool,
 ) -> None:
     """Fold a tile into the running statistics (see `tiles`)."""
+    plain = bias is None and not capped and outer == 1.0
     for rows in _slabs(*x.shape):
-        z = _logits(x[rows], bias, inner, outer, capped)
+        z = x[rows] if plain else _transform_(x[rows].clone(), bias, inner, outer, capped)
         _keep_target_logit(z, targets[rows], target_logit[rows], start, first)
         tile_maximum = _finite_maximum(z)
         new_maximum = tile_maximum if first else torch.maximum(maximum[rows], tile_maximum)
         scale = torch.zeros_like(new_maximum) if first else torch.exp(maximum[rows] - new_maximum)
-        p = torch.exp(z - new_maximum.unsqueeze(1))
+        p = (z - new_maximum.unsqueeze(1)).exp_()
         if moment is not None:
             before = scale.new_zeros(()) if first else moment[rows] * scale
             moment[rows] = before + torch.where(p > 0, p * z, 0.0).sum(1)
-        total[rows] = (p.sum(1) if first else total[rows] * scale + p.sum(1)).to(total.dtype)
+        total[rows] = p.sum(1) if first else total[rows] * scale + p.sum(1)
         maximum[rows] = new_maximum
 
 
@@ -94,7 +108,7 @@ def fold_tile(
 ) -> None:
     """Fold a tile into the running statistics and turn it into unnormalised probabilities (see `tiles`)."""
     for rows in _slabs(*x.shape):
-        z = _logits(x[rows], bias, inner, outer, capped)
+        z = _transform_(x[rows], bias, inner, outer, capped)
         _keep_target_logit(z, targets[rows], target_logit[rows], start, first)
         tile_maximum = _finite_maximum(z)
         if first:
@@ -105,12 +119,13 @@ def fold_tile(
             new_maximum = torch.where(grown, tile_maximum, maximum[rows])
             rescale[rows] = torch.where(grown, torch.exp(maximum[rows] - new_maximum), 1.0)
             maximum[rows] = new_maximum
-        slope = (z / outer).square_().neg_().add_(1.0) if capped else None
+        slope = _tanh_slope(z, outer) if capped else None
         z.sub_(maximum[rows].unsqueeze(1)).exp_()
         total[rows] = z.sum(1) if first else total[rows] * rescale[rows] + z.sum(1)
         if slope is not None:
             z.mul_(slope)
-        (x if p is None else p)[rows] = z
+        if p is not None:
+            p[rows] = z
 
 
 def gradient_tile(
@@ -131,21 +146,28 @@ def gradient_tile(
 
     d logp / d z_j = [j is the target] - p_j and d entropy / d z_j = -p_j (log p_j + entropy).
     """
+    some_inactive = _any_inactive(targets)
     for rows in _slabs(*x.shape):
-        active = targets[rows] != INACTIVE
-        z = _logits(x[rows], bias, inner, outer, capped)
-        slope = (z / outer).square_().neg_().add_(1.0).mul_(inner * outer) if capped else None
-        log_p = z.sub_(log_z[rows].unsqueeze(1))
-        upstream = grad_logp[rows].to(z.dtype)
-        p = torch.exp(log_p)
-        gradient = p * -upstream.unsqueeze(1)
-        if grad_entropy is not None and entropy is not None:
-            surprise = log_p.add_(entropy[rows].unsqueeze(1)).mul_(p).mul_(-grad_entropy[rows].to(z.dtype).unsqueeze(1))
-            gradient += torch.where(p > 0, surprise, 0.0)
+        z = _transform_(x[rows], bias, inner, outer, capped)
+        slope = _tanh_slope(z, outer).mul_(inner) if capped else None
+        upstream = grad_logp[rows].to(z.dtype) * outer
         column, inside = _column_of_target(targets[rows], start, z.shape[1])
-        gradient.scatter_add_(1, column, torch.where(inside, upstream, 0.0).unsqueeze(1))
-        gradient.mul_(slope if slope is not None else outer)
-        (x if out is None else out)[rows] = gradient.masked_fill_(~active.unsqueeze(1), 0.0)
+        log_p = z.sub_(log_z[rows].unsqueeze(1))
+        surprise = None
+        if grad_entropy is not None and entropy is not None:
+            surprise = (log_p + entropy[rows].unsqueeze(1)).mul_((grad_entropy[rows] * -outer).to(z.dtype).unsqueeze(1))
+        p = log_p.exp_()
+        if surprise is not None:  # where p underflowed, log p may be -inf
+            surprise = surprise.mul_(p).masked_fill_(p == 0, 0.0)
+        gradient = p.mul_(-upstream.unsqueeze(1)).scatter_add_(1, column, torch.where(inside, upstream, 0.0).unsqueeze(1))
+        if surprise is not None:
+            gradient.add_(surprise)
+        if slope is not None:
+            gradient.mul_(slope)
+        if some_inactive:
+            gradient.masked_fill_((targets[rows] == INACTIVE).unsqueeze(1), 0.0)
+        if out is not None:
+            out[rows] = gradient
 
 
 def rescale_rows(values: Tensor, factor: Tensor) -> None:
@@ -157,8 +179,8 @@ def rescale_rows(values: Tensor, factor: Tensor) -> None:
 
 def finish_rows(mean: Tensor, weight: Tensor, targets: Tensor, onto_target: Tensor, onto_mean: Tensor, out: Tensor) -> None:
     """out[r] = onto_target[r] * weight[targets[r]] - onto_mean[r] * mean[r] (see `tiles`)."""
-    vocab = weight.shape[0]
+    vocab, some_inactive = weight.shape[0], _any_inactive(targets)
     for rows in _slabs(*mean.shape):
         target = weight[targets[rows].clamp(0, vocab - 1)].to(mean.dtype)
         result = target.mul_(onto_target[rows].unsqueeze(1)).sub_(mean[rows] * onto_mean[rows].unsqueeze(1))
-        out[rows] = result.masked_fill_((targets[rows] == INACTIVE).unsqueeze(1), 0.0)
+        out[rows] = result.masked_fill_((targets[rows] == INACTIVE).unsqueeze(1), 0.0) if some_inactive else result
