@@ -1,0 +1,106 @@
+"""How every chart of Frostline looks: one style, and one colour and marker for each implementation, the same everywhere.
+
+The hues are those of Okabe and Ito ("Color Universal Design", 2008), told apart with any of the common colour-vision
+deficiencies, most a little darker so that a name in its line's colour reads well on white. A marker says the same again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+
+INK = "#1f2430"
+MUTED = "#5b6270"
+RULE = "#d9dce1"
+
+DPI = 150
+
+# How measured and predicted values are drawn, beside the colour.
+MEASURED_LINE: Mapping[str, Any] = {"linestyle": "-", "linewidth": 1.9}
+MEASURED_MARKER: Mapping[str, Any] = {"markersize": 5.5}
+PREDICTED_LINE: Mapping[str, Any] = {"linestyle": (0, (4, 2.5)), "linewidth": 1.4}
+PREDICTED_MARKER: Mapping[str, Any] = {"markersize": 3.5, "markerfacecolor": "white"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """A colour (hex) and a marker (matplotlib's code)."""
+
+    colour: str
+    marker: str
+
+
+# The implementations that this project compares have their look by name; each other name takes one from the rest by its hash.
+_KNOWN: Mapping[str, Look] = {
+    "pruned": Look("#0072b2", "o"),
+    "unpruned": Look("#d55e00", "s"),
+    "torch": Look("#00805d", "^"),
+    "liger": Look("#b0568a", "D"),
+    "trl": Look("#9a6a00", "v"),
+    "compile": Look("#3a8fc4", "P"),
+}
+_REST = (
+    Look("#6a3d9a", "X"),
+    Look("#4d4d4d", "p"),
+    Look("#8c2d04", "h"),
+    Look("#1b7837", "<"),
+    Look("#ae017e", ">"),
+    Look("#2c4a6e", "d"),
+)
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for each name of one chart: fixed for the known ones, otherwise chosen by the name's hash.
+
+    Names that hash alike take the next free look in alphabetical order, so that no two of a chart of up to six unknown names
+    share one; the same names always come out the same.
+    """
+    chosen: dict[str, Look] = {}
+    for name in sorted(set(names)):
+        if name in _KNOWN:
+            chosen[name] = _KNOWN[name]
+            continue
+        start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+        turn = [_REST[(start + step) % len(_REST)] for step in range(len(_REST))]
+        chosen[name] = next((look for look in turn if look not in chosen.values()), turn[0])
+    return chosen
+
+
+@contextmanager
+def applied() -> Iterator[None]:
+    """Draw in the house style; matplotlib's settings are the caller's own again afterwards."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(
+            {
+                "figure.dpi": DPI,
+                "savefig.dpi": DPI,
+                "figure.facecolor": "white",
+                "font.family": "DejaVu Sans",  # shipped with matplotlib, so a chart is the same on every machine
+                "font.size": 9,
+                "text.color": INK,
+                "axes.labelcolor": MUTED,
+                "axes.labelsize": 9,
+                "axes.edgecolor": MUTED,
+                "axes.linewidth": 0.8,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.axisbelow": True,
+                "axes.grid": True,
+                "axes.grid.axis": "y",
+                "grid.color": RULE,
+                "grid.linewidth": 0.8,
+                "xtick.color": MUTED,
+                "ytick.color": MUTED,
+                "xtick.labelsize": 8.5,
+                "ytick.labelsize": 8.5,
+                "ytick.major.size": 0,
+                "lines.solid_capstyle": "round",
+            }
+        )
+        yield
