@@ -98,7 +98,7 @@ METRICS: dict[str, Metric] = {
 
 
 def content_id(content: Any) -> str:
-    """A global id for things that are what they contain (machines, cases, sources): 16 hex digits of SHA-256 of canonical JSON."""
+    """A global id for what is what it contains (machines, cases, sources): 16 hex digits of SHA-256 of canonical JSON."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -118,6 +118,7 @@ class Machine:
 
     @property
     def id(self) -> str:
+        """Hash of the content."""
         return content_id(self.content)
 
     @property
@@ -138,10 +139,12 @@ class Case:
 
     @property
     def id(self) -> str:
+        """Hash of suite, version and params."""
         return content_id([self.suite, self.suite_version, dict(self.params)])
 
     @property
     def label(self) -> str:
+        """Every axis with its value."""
         return " ".join(f"{name}={value}" for name, value in self.params.items())
 
 
@@ -162,6 +165,7 @@ class SideRecord:
 
     @property
     def label(self) -> str:
+        """The implementation, with its source unless that is what is installed."""
         return self.implementation if self.source_kind == "installed" else f"{self.implementation} @ {self.source}"
 
 
@@ -206,6 +210,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
+        """Whether the error is within what is allowed."""
         return self.relative <= self.allowed  # False for NaN
 
 
@@ -283,6 +288,7 @@ class Outcome(StrEnum):
 
     @property
     def worse(self) -> bool:
+        """Whether the side is worse than the baseline."""
         return self in (Outcome.SLOWER, Outcome.MORE, Outcome.BROKEN)
 
 
@@ -302,6 +308,7 @@ class Reason(StrEnum):
     SIDE_WRONG = "side_wrong"
     BASELINE_FAILED = "baseline_failed"
     NOT_MEASURED = "not_measured"
+    NO_VALUE = "no_value"  # measured, but without this metric
     DIFFERENT_MACHINE = "different_machine"
     DIFFERENT_SUITE_VERSION = "different_suite_version"
     DIFFERENT_SESSION = "different_session"  # times that were not interleaved with the baseline's

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.record import (
@@ -19,8 +19,6 @@ from frostline.results.record import (
     STEP_TIME,
     Case,
     Kind,
-    Outcome,
-    Reason,
     Role,
     SideRecord,
     Status,
@@ -29,31 +27,11 @@ from frostline.results.record import (
 from frostline.results.statistics import summarise
 from frostline.results.table import Cell, Column, Table
 from frostline.results.units import MISSING, format_saving, format_spread, format_value
+from frostline.results.verdict import ONE_FOR_ALL, said_once, tally, worst_first
 
 STATUS_SHOWN = {Status.OOM: "OOM", Status.WRONG: "wrong", None: "not measured"}
 TOPICS = {STEP_TIME.name: "time", PEAK_ALLOCATED.name: "memory", PEAK_RESIDENT.name: "memory", FLOPS.name: "FLOPs"}
 """The metrics that `bench_table` tells savings and verdicts of, as it calls them; `verdict_table` has the others too."""
-
-ONE_FOR_ALL = (
-    Reason.SIDE_FAILED,
-    Reason.SIDE_WRONG,
-    Reason.BASELINE_FAILED,
-    Reason.NOT_MEASURED,
-    Reason.DIFFERENT_MACHINE,
-    Reason.DIFFERENT_SUITE_VERSION,
-)
-"""Reasons that hold for a side whatever the metric: one row says it for all of them."""
-
-WORST_FIRST = (
-    Outcome.BROKEN,
-    Outcome.SLOWER,
-    Outcome.MORE,
-    Outcome.INCOMPARABLE,
-    Outcome.INCONCLUSIVE,
-    Outcome.SAME,
-    Outcome.LESS,
-    Outcome.FASTER,
-)
 
 
 def bench_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> Table:
@@ -104,7 +82,7 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
     columns += [Column("metric"), Column("baseline", figures=True), Column("measured", figures=True)]
     columns += [Column("ratio", figures=True), Column("verdict"), Column("why", prose=True)]
     rows: list[list[Cell]] = []
-    told = worst_first(_said_once(verdicts))
+    told = worst_first(said_once(verdicts))
     for one in told:
         case = cases[one.case_id]
         place = [(_plain(case.params.get(axis)),) for axis in axes] + ([(names[one.position],)] if several else [])
@@ -129,17 +107,6 @@ def markdown_comparison(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:
     table = verdict_table(evidence, verdicts)
     figures = bench_table(evidence, verdicts).markdown()
     return f"{table.markdown()}\n\n<details><summary>Every figure</summary>\n\n{figures}\n\n</details>\n"
-
-
-def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Verdicts by outcome, the worst first; among equals the largest effect first."""
-    return sorted(verdicts, key=lambda one: (WORST_FIRST.index(one.outcome), -_size(one.effect)))
-
-
-def tally(verdicts: Iterable[Verdict]) -> str:
-    """How many verdicts of each outcome, the worst first: `1 slower, 3 same`."""
-    counts = Counter(one.outcome for one in verdicts)
-    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in WORST_FIRST if counts[outcome]) or "no verdict"
 
 
 def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
@@ -219,16 +186,6 @@ def _figure(evidence: Evidence, position: int, one: Verdict) -> str:
     return format_spread(seen.median, seen.spread if metric.kind is Kind.TIMING else math.nan, metric.unit)
 
 
-def _said_once(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-    """The verdicts without those that only repeat, for another metric, what holds for the side as a whole."""
-    said = set()
-    for one in verdicts:
-        key = (one.case_id, one.position, one.role, one.reason)
-        if one.reason not in ONE_FOR_ALL or key not in said:
-            yield one
-        said.add(key)
-
-
 def _metric_shown(one: Verdict) -> str:
     words = "all" if one.reason in ONE_FOR_ALL else one.metric.replace("_", " ")
     return f"{words} (predicted)" if one.role is Role.PREDICT else words
@@ -240,10 +197,6 @@ def _ratio(one: Verdict) -> Cell:
     if math.isnan(one.low) or one.low == one.high:
         return (f"{one.effect:.3f}",)
     return (f"{one.effect:.3f} [{one.low:.3f}, {one.high:.3f}]",)
-
-
-def _size(effect: float) -> float:
-    return abs(math.log(effect)) if effect > 0 else math.inf if effect == 0 else 0.0  # NaN, where there is none, is 0
 
 
 def _shown_role(evidence: Evidence) -> Role:

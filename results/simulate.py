@@ -19,7 +19,7 @@ from frostline.results.statistics import drifts, is_bimodal
 from frostline.results.verdict import judge_timing
 
 SEED = 20_260_101
-TRIALS = 20_000
+TRIALS = 5_000
 ROUNDS = 8
 
 

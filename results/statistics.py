@@ -111,6 +111,21 @@ def paired_interval(log_ratios: Values, level: float = 0.99) -> Interval:
     return Interval(mean - reach, mean, mean + reach)
 
 
+def difference_p(ratio: float, low: float, high: float, rounds: int, level: float = 0.99) -> float:
+    """The two-sided p-value of "no difference" that belongs to a paired interval, from the interval itself.
+
+    Args:
+        ratio, low, high: the effect and the ends of its interval, as ratios.
+        rounds: how many log ratios it rests on.
+        level: of the interval.
+    """
+    reach = (math.log(high) - math.log(low)) / 2
+    if reach == 0:
+        return 1.0 if ratio == 1 else 0.0
+    error = reach / float(stats.t.ppf((1 + level) / 2, rounds - 1))
+    return 2 * float(stats.t.sf(abs(math.log(ratio)) / error, rounds - 1))
+
+
 def equivalence_p(log_ratios: Values, delta: float) -> float:
     """The p-value of "the same within delta": the larger of the two one-sided t tests (Schuirmann 1987).
 

@@ -28,11 +28,14 @@ def human_scale(value: float, unit: str) -> tuple[float, str]:
     return scales[-1]
 
 
-def format_value(value: float, unit: str) -> str:
-    """A value with its unit, for example `263.7 ms`, `3.25 GiB`, `1,204`; `-` for NaN."""
+def format_value(value: float, unit: str, *, beside: float | None = None) -> str:
+    """A value with its unit, for example `263.7 ms`, `3.250 GiB`, `1,204`; `-` for NaN.
+
+    `beside` is a value that it is compared with: both in its unit are easier to compare than each in its own.
+    """
     if math.isnan(value):
         return MISSING
-    factor, name = human_scale(value, unit)
+    factor, name = human_scale(value if beside is None else beside, unit)
     return f"{_digits(value / factor, whole=factor == 1.0 and value == round(value))} {name}".rstrip()
 
 

@@ -11,7 +11,8 @@ How whole sessions are judged is in `judge.py`; simulated error rates are in `do
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,27 @@ STATUS_WORDS = {
     Status.ERROR: "raised an error",
     Status.SKIPPED: "was skipped",
 }
+
+ONE_FOR_ALL = (
+    Reason.SIDE_FAILED,
+    Reason.SIDE_WRONG,
+    Reason.BASELINE_FAILED,
+    Reason.NOT_MEASURED,
+    Reason.DIFFERENT_MACHINE,
+    Reason.DIFFERENT_SUITE_VERSION,
+)
+"""Reasons that hold for a side whatever the metric: one row says it for all of them."""
+
+WORST_FIRST = (
+    Outcome.BROKEN,
+    Outcome.SLOWER,
+    Outcome.MORE,
+    Outcome.INCOMPARABLE,
+    Outcome.INCONCLUSIVE,
+    Outcome.SAME,
+    Outcome.LESS,
+    Outcome.FASTER,
+)
 
 
 @dataclass(frozen=True)
@@ -117,12 +139,13 @@ def judge_exact(
     rounds = min(len(side), len(baseline))
     if not rounds:
         who = "The baseline" if len(side) else "This side"
-        return Judgement(Outcome.INCONCLUSIVE, Reason.NOT_MEASURED, f"{who} has no value for it.", delta=delta)
+        return Judgement(Outcome.INCONCLUSIVE, Reason.NO_VALUE, f"{who} has no value for it.", delta=delta)
     ours, theirs = float(np.median(side)), float(np.median(baseline))
     tolerance = max(delta * abs(theirs), byte_tolerance if kind is Kind.BYTES else 0.0)
     ratio = ours / theirs if theirs else (1.0 if ours == theirs else math.nan)
     furthest = max(side.max(), baseline.max()) - min(side.min(), baseline.min())
-    figures = f"{_range(side, unit)} against {_range(baseline, unit)}"
+    largest = max(ours, theirs)
+    figures = f"{_range(side, unit, largest)} against {_range(baseline, unit, largest)}"
     if furthest == 0:
         outcome, reason, sentence = Outcome.SAME, Reason.EQUAL, f"Equal: {format_value(ours, unit)}."
     elif furthest <= tolerance:
@@ -163,6 +186,31 @@ def needs_second_look(verdicts: Iterable[Verdict]) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
+def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Verdicts by outcome, the worst first; among equals the largest effect first."""
+    return sorted(verdicts, key=lambda one: (WORST_FIRST.index(one.outcome), -_size(one.effect)))
+
+
+def tally(verdicts: Iterable[Verdict]) -> str:
+    """How many verdicts of each outcome, the worst first: `1 slower, 3 same`."""
+    counts = Counter(one.outcome for one in verdicts)
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in WORST_FIRST if counts[outcome]) or "no verdict"
+
+
+def said_once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    """The verdicts without those that only repeat, for another metric, what holds for the side as a whole."""
+    said: set[tuple[object, ...]] = set()
+    for one in verdicts:
+        key = (one.case_id, one.position, one.role, one.reason)
+        if one.reason not in ONE_FOR_ALL or key not in said:
+            yield one
+        said.add(key)
+
+
+def _size(effect: float) -> float:
+    return abs(math.log(effect)) if effect > 0 else math.inf if effect == 0 else 0.0  # NaN, where there is none, is 0
+
+
 def _told(who: str, standing: Standing) -> str:
     """How a side ended, in a sentence: with the figure for a wrong one, with the reason for the others."""
     assert standing.status is not None
@@ -174,8 +222,7 @@ def _told(who: str, standing: Standing) -> str:
     return f"{told}: {reason[0].rstrip('.')}." if reason else f"{told}."
 
 
-def _range(values: Values, unit: str) -> str:
-    low, high = float(np.min(values)), float(np.max(values))
-    if format_value(low, unit) == format_value(high, unit):
-        return format_value(float(np.median(values)), unit)
-    return f"{format_value(low, unit)} to {format_value(high, unit)}"
+def _range(values: Values, unit: str, beside: float) -> str:
+    """The values of a side, as one or as a range, in the unit that suits `beside`."""
+    low, high = (format_value(float(end), unit, beside=beside) for end in (np.min(values), np.max(values)))
+    return low if low == high else f"{low} to {high}"

@@ -11,8 +11,9 @@ from rich.console import Console
 from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.judge import judge_session
 from frostline.results.record import Role, SideRecord, Status
-from frostline.results.report import bench_table, markdown_comparison, tally, verdict_table, worst_first
+from frostline.results.report import bench_table, markdown_comparison, verdict_table
 from frostline.results.table import Column, Table
+from frostline.results.verdict import tally, worst_first
 
 
 def shown(renderable, width):

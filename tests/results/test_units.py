@@ -37,6 +37,12 @@ def test_values(value, unit, shown):
     assert format_value(value, unit) == shown
 
 
+def test_a_value_in_another_s_unit():
+    assert format_value(512.0, "B", beside=2048.0) == "0.500 KiB"
+    assert format_value(3e9, "ns", beside=5e6) == "3,000 ms"
+    assert format_value(1000.0, "B", beside=100.0) == "1,000 B"
+
+
 def test_a_spread_has_its_value_s_unit_and_places():
     assert format_spread(263.7e6, 0.4e6, "ns") == "263.7 ± 0.4 ms"
     assert format_spread(1.5e6, 1.5e3, "ns") == "1.500 ± 0.002 ms"

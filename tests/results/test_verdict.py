@@ -108,7 +108,7 @@ class TestExact:
             ([99.0, 101.0], [100.0], 0, Outcome.INCONCLUSIVE, Reason.VARIES),
             ([99.0, 101.0], [100.0], 2, Outcome.SAME, Reason.WITHIN_TOLERANCE),
             ([110.0, 120.0], [90.0, 100.0], 5, Outcome.MORE, Reason.DIFFERENT),
-            ([], [100.0], 0, Outcome.INCONCLUSIVE, Reason.NOT_MEASURED),
+            ([], [100.0], 0, Outcome.INCONCLUSIVE, Reason.NO_VALUE),
         ],
     )
     def test_outcomes(self, side, baseline, tolerance, outcome, reason):
