@@ -34,7 +34,7 @@ gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the ma
 	$(BIN)/frostline gate $(ARGS)
 
 test: .venv/develop.stamp ## the tests; without a GPU, Triton's interpreter runs the kernels
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/pytest $(ARGS)
 
 lint: .venv/develop.stamp ## ruff, mypy in strict mode, and the arrows between the rooms
 	$(BIN)/ruff check
