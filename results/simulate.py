@@ -55,18 +55,28 @@ def flag_rates(count: int, *, trials: int, seed: int = SEED) -> tuple[float, flo
     return float(np.mean([drifts(drawn) for drawn in draws])), float(np.mean([is_bimodal(np.exp(drawn)) for drawn in draws]))
 
 
+def rates_row(effect: float, deviation: float) -> str:
+    """A line of the first table: how often each outcome comes out."""
+    rates = outcome_rates(effect, deviation, trials=TRIALS)
+    shares = (rates[Outcome.FASTER] + rates[Outcome.SLOWER], rates[Outcome.SAME], rates[Outcome.INCONCLUSIVE])
+    return f"| {' | '.join((f'{effect:+.0%}', f'{deviation:.0%}', *(f'{share:.1%}' for share in shares)))} |"
+
+
+def flags_row(count: int) -> str:
+    """A line of the second table: how often `count` calm rounds are flagged."""
+    drift, bimodal = flag_rates(count, trials=TRIALS)
+    return f"| {count} | {drift:.1%} | {bimodal:.1%} |"
+
+
 def main() -> None:
     """Print the two tables of `docs/method.md`."""
     print("| true change | sd of a round | faster or slower | same | inconclusive |\n|---|---|---|---|---|")
-    for effect, deviation in [(e, d) for e in (0.0, 0.02, 0.05, 0.10) for d in (0.01, 0.02, 0.03, 0.05)]:
-        rates = outcome_rates(effect, deviation, trials=TRIALS)
-        shares = (rates[Outcome.FASTER] + rates[Outcome.SLOWER], rates[Outcome.SAME], rates[Outcome.INCONCLUSIVE])
-        row = (f"{effect:+.0%}", f"{deviation:.0%}", *(f"{share:.1%}" for share in shares))
-        print(f"| {' | '.join(row)} |")
+    for effect in (0.0, 0.02, 0.05, 0.10):
+        for deviation in (0.01, 0.02, 0.03, 0.05):
+            print(rates_row(effect, deviation))
     print("\n| rounds | flagged as drift by chance | flagged as bimodal by chance |\n|---|---|---|")
     for count in (6, 8, 16):
-        drift, bimodal = flag_rates(count, trials=TRIALS)
-        print(f"| {count} | {drift:.1%} | {bimodal:.1%} |")
+        print(flags_row(count))
 
 
 if __name__ == "__main__":

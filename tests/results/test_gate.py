@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -222,6 +224,13 @@ class TestPolicy:
             predicted=True,
             false_discovery=0.05,
         )
+
+    def test_the_page_s_example_is_a_policy(self):
+        page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
+        example = page.split("```toml")[1].split("```")[0]
+        policy = parse_policy(tomllib.loads(example)["tool"]["frostline"]["gate"])
+        assert policy.suites[0].axes == {"lm_head": ("frozen", "trainable")}
+        assert (policy.blocks, policy.false_discovery) == (Policy().blocks, Policy().false_discovery)
 
     def test_thresholds_of_the_policy_go_before_the_suite_s_own(self):
         policy = Policy((SuitePolicy("grpo"),), (MetricPolicy("step_time", 0.05), MetricPolicy("peak_allocated", None, 512)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from frostline.results.record import Outcome, Sample
-from frostline.results.simulate import flag_rates, outcome_rates
+from frostline.results.simulate import flag_rates, outcome_rates, rates_row
 from frostline.results.statistics import (
     benjamini_hochberg,
     drifts,
@@ -172,3 +173,8 @@ def test_calm_rounds_are_seldom_flagged():
     drift, bimodal = flag_rates(8, trials=1000)
     assert drift <= 0.03
     assert bimodal <= 0.03
+
+
+def test_the_page_has_the_simulated_figures():
+    page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
+    assert rates_row(0.0, 0.03) in page, "run: python -m frostline.results.simulate"
