@@ -93,7 +93,9 @@ class LiveBytes:
         self.current -= self._sizes.pop(key)
 
 
-def measure_peaks(step: Step, device: str, repeats: int = 3, tracker: LiveBytes | None = None) -> dict[str, float]:
+def measure_peaks(
+    step: Step, device: str, repeats: int = 3, tracker: LiveBytes | None = None, *, warm: bool = False
+) -> dict[str, float]:
     """Peak bytes of one step: the maximum over `repeats` steps, after one that warms caches up.
 
     Garbage is collected before each step and not during it. Otherwise the moment at which a reference cycle is freed, and
@@ -106,6 +108,7 @@ def measure_peaks(step: Step, device: str, repeats: int = 3, tracker: LiveBytes 
         repeats: how many steps, at least 1.
         tracker: one that was active while the step was built, so that every input counts. Without it an input counts when
             an operator of the step takes it.
+        warm: the step has already run in the tracker's sight: do without the one that warms up.
 
     Returns:
         Bytes by metric name: `peak_allocated`, `peak_above_inputs` (above what was live before the step), and on CUDA
@@ -121,7 +124,8 @@ def measure_peaks(step: Step, device: str, repeats: int = 3, tracker: LiveBytes 
         read = partial(_cuda_peaks, device=torch.device(device))
     else:
         read = partial(_live_peaks, tracker=tracker or LiveBytes())
-    read(step)
+    if not warm:
+        read(step)
     figures = [read(step) for _ in range(repeats)]
     return {name: max(figure[name] for figure in figures) for name in figures[0]}
 
