@@ -55,12 +55,12 @@ def _dot(a: _Shape, *_: Any, **__: Any) -> int:
 
 def _attention(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
     """Two products; a causal mask saves none, as for the CUDA operators in torch's own table."""
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]  # untyped in torch
+    return int(sdpa_flop_count(query, key, value))
 
 
 def _attention_backward(gradient: _Shape, query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
     """Five products: the scores again, and the gradients of scores, values, queries and keys."""
-    return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]  # untyped in torch
+    return int(sdpa_backward_flop_count(gradient, query, key, value))
 
 
 _aten = torch.ops.aten

@@ -40,7 +40,7 @@ _QUESTIONS = frozenset(
 )
 
 
-class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves `__init_subclass__` without types
+class OperatorWatch(TorchDispatchMode):
     """A mode that shows every operator of this thread: its arguments before it runs, its result afterwards.
 
     Args:
