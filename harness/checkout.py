@@ -238,7 +238,9 @@ def _file_state(path: Path) -> str:
             return f"link {path.readlink()}"
         if not stat.S_ISREG(mode):
             return DELETED  # a directory in the place of a tracked file: its own files are listed one by one
-        return f"{'executable' if mode & stat.S_IXUSR else 'file'} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        with path.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        return f"{'executable' if mode & stat.S_IXUSR else 'file'} {digest}"
     except (FileNotFoundError, NotADirectoryError):
         return DELETED
 

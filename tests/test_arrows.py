@@ -34,6 +34,12 @@ def test_an_arrow_that_points_the_wrong_way(tmp_path: Path, importer: str, impor
     assert f"frostline.{importer}.planted -> frostline.{imported}" in said
 
 
+def test_a_worker_that_reaches_the_store(tmp_path: Path) -> None:
+    _copy_rooms(tmp_path)
+    (tmp_path / "frostline/harness/provenance.py").write_text("import frostline.results.store\n")
+    assert "the worker knows the words of results and nothing else of them BROKEN" in _lint(tmp_path)
+
+
 def test_two_files_that_import_each_other(tmp_path: Path) -> None:
     _copy_rooms(tmp_path)
     (tmp_path / "frostline/results/one.py").write_text("import frostline.results.two\n")
