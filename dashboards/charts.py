@@ -7,7 +7,7 @@ length, as the crossings were interpolated, and so a curve over the logarithmic 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -15,7 +15,55 @@ from matplotlib.figure import Figure
 from frostline.dashboards import theme
 from frostline.dashboards.frame import Frame, Scale
 from frostline.dashboards.panel import Drawing, crown_rows, every_x, names_at_the_right
-from frostline.results.crossover import Panel
+from frostline.results.crossover import Panel, load_panels
+from frostline.results.evidence import Evidence
+from frostline.results.record import Role
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart that was written, and what it shows in sentences."""
+
+    path: Path
+    sentences: Sequence[str]
+
+
+def crossover_pictures(sessions: Sequence[tuple[Evidence, Role]], folder: Path) -> list[Picture]:
+    """Draw sessions of measured and of predicted figures: one picture where both are of the same cases, else one of each.
+
+    Args:
+        sessions: each with the role of the figures to draw; all of one suite with the axes `seq_len` and `lm_head`.
+        folder: where the pictures go: `crossover.png`, or `crossover-predicted.png` and `crossover-measured.png`.
+
+    Raises:
+        UsageError: a session without such figures.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    groups: dict[frozenset[str], list[tuple[Evidence, Role]]] = {}
+    for evidence, role in sessions:
+        groups.setdefault(frozenset(case.id for case in evidence.cases), []).append((evidence, role))
+    return [_picture(members, folder, alone=len(groups) == 1) for members in groups.values()]
+
+
+def _picture(members: Sequence[tuple[Evidence, Role]], folder: Path, *, alone: bool) -> Picture:
+    by_role = {role: load_panels(evidence, role=role) for evidence, role in members}
+    panels = overlay(by_role.get(Role.MEASURE, []), by_role.get(Role.PREDICT, []))
+    evidence, role = members[0]
+    kind = "measured and predicted" if len(by_role) == 2 else "measured" if role is Role.MEASURE else "predicted"
+    path = folder / ("crossover.png" if alone else f"crossover-{kind}.png")
+    case = evidence.cases[0]
+    fixed = [f"{axis} {value}" for axis, value in case.params.items() if axis not in ("seq_len", "lm_head")]
+    where = f"measured on {evidence.machine.label}" if Role.MEASURE in by_role else "predicted by the cost model for a CUDA GPU"
+    crossover_chart(
+        panels,
+        x_label="Sequence length (tokens)",
+        y_label="Peak memory",
+        title=f"{case.suite}: peak memory over sequence length, {kind}",
+        path=path,
+        caption=f"{', '.join(fixed)}; {where}; one forward and backward, inputs and weights included",
+    )
+    sentences = [f"{panel.title} ({kind}): {one.sentence}" for panel in panels for one in panel.comparisons]
+    return Picture(path, sentences)
 
 
 def overlay(measured: Sequence[Panel], predicted: Sequence[Panel]) -> list[Panel]:

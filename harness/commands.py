@@ -9,13 +9,24 @@ from pathlib import Path
 from frostline.harness import session as sessions
 from frostline.harness.checkout import find_project, git_source, merge_base, restore, worktree_source
 from frostline.harness.describe import Request, plan_compare, plan_run
+from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
 from frostline.harness.side import Source
+from frostline.results.policy import MERGE_BASE, Policy
 from frostline.results.record import NothingMeasured, Role, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
 
-WORKING_TREE = "working tree"
+TARGET = "cuda"  # what is predicted where nothing else is said: a laptop asks what a GPU would need
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A session that a chart shows, in which role, and the preset that chose its cases."""
+
+    session: Session
+    role: Role
+    preset: str
 
 
 @dataclass(frozen=True)
@@ -27,19 +38,21 @@ class Measured:
     verdicts: Sequence[Verdict]
 
 
-def run(request: Request, store: Store, progress: Progress, command: str) -> Measured:
-    """Vary the implementation over the installed code."""
-    return _measure(plan_run(request), store, progress, command)
+def measure(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
+    """Measure a plan as a new session.
+
+    Raises:
+        NothingMeasured: no process of it was ok.
+    """
+    return _finish(plan, sessions.open_session(plan, store, command, {}), store, progress)
 
 
-def compare(
-    request: Request, base: str | None, head: str | None, repo: Path, store: Store, progress: Progress, command: str
-) -> Measured:
-    """Vary the source. Without `base` HEAD, without `head` the working tree.
+def comparison(request: Request, base: str | None, head: str | None, repo: Path, progress: Progress) -> Plan:
+    """A plan that varies the source. Without `base` HEAD, without `head` the working tree.
 
     Raises:
         UsageError: neither was named and the working tree is HEAD, or what was named is not there.
-        NothingMeasured: a source cannot be built, or nothing on either side could be measured.
+        NothingMeasured: a source cannot be built.
     """
     progress.note(f"preparing {base or 'HEAD'} and {head or 'the working tree'}")
 
@@ -53,7 +66,7 @@ def compare(
             )
         return [first, second]
 
-    return _measure(plan_compare(request, sources), store, progress, command)
+    return plan_compare(request, sources)
 
 
 def resume(session_ref: str, store: Store, progress: Progress) -> Measured:
@@ -72,17 +85,66 @@ def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measu
     return Measured(session, plan, verdicts)
 
 
-def gate_sources(base: str | None, head: str | None, repo: Path, targets: Sequence[str]) -> list[Source]:
-    """What a gate compares: the merge base with the main branch (or `base`) and the working tree (or `head`)."""
+def gate(
+    policy: Policy, base: str | None, head: str | None, repo: Path, store: Store, progress: Progress, command: str
+) -> list[Measured]:
+    """Compare under a policy: a session for each of its suites, predicted or measured.
+
+    `base` defaults to the policy's (the merge base with the main branch, else the parent of HEAD), `head` to the working tree.
+    """
     root = find_project(repo).root
-    first = git_source(base or merge_base(root).sha, repo, targets, "--base")
-    second = git_source(head, repo, targets, "--head") if head else worktree_source(repo, targets)
-    return [first, second]
+    against = base or (merge_base(root).sha if policy.base == MERGE_BASE else policy.base)
+    predicted = policy.predicted if policy.predicted != "auto" else not query_gpu(["name"])
+
+    def sources(targets: Sequence[str]) -> list[Source]:
+        first = git_source(against, repo, targets, "--base")
+        return [first, git_source(head, repo, targets, "--head") if head else worktree_source(repo, targets)]
+
+    done = []
+    for suite in policy.suites:
+        settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
+        spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
+        device = TARGET if predicted else None
+        plan = plan_compare(Request(spec, suite.preset, settings, rounds=suite.rounds, device=device), sources)
+        limits = policy.thresholds({suite.name: plan.delta})
+        plan = replace(plan, delta=limits.delta[suite.name], byte_tolerance=limits.byte_tolerance)
+        done.append((predict if predicted else measure)(plan, store, progress, command))
+    return done
 
 
-def _measure(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
-    session = sessions.open_session(plan, store, command, {})
-    return _finish(plan, session, store, progress)
+def crossover(suite: str, store: Store, progress: Progress, command: str, *, fill: bool) -> list[Drawn]:
+    """The sessions that a crossover chart shows: the cost model's at full size, and this machine's own measurements.
+
+    Sessions that the store holds of the code that is installed are used; what is missing is predicted or measured.
+
+    Args:
+        fill: False refuses to measure anything.
+    """
+    device = "cuda" if query_gpu(["name"]) else "cpu"
+    own_preset = "crossover" if device == "cuda" else "crossover_small"
+    wanted = ((Role.PREDICT, "crossover", TARGET), (Role.MEASURE, own_preset, device))
+    drawn = []
+    for role, preset, where in wanted:
+        plan = plan_run(Request(suite, preset, device=where))
+        session = _stored(plan, role, store)
+        if session is None and not fill:
+            verb = "cost" if role is Role.PREDICT else "run"
+            raise UsageError(f"--no-fill: nothing stored for the preset {preset}; frostline {verb} {suite} --preset {preset}")
+        if session is None:
+            session = (predict if role is Role.PREDICT else measure)(plan, store, progress, command).session
+        drawn.append(Drawn(session, role, preset))
+    return drawn
+
+
+def _stored(plan: Plan, role: Role, store: Store) -> Session | None:
+    """The latest session that has every case of the plan on the same code, in the role."""
+    cases, sides = {case.id for case in plan.cases}, [side.record() for side in plan.sides]
+    for session in reversed(store.sessions()):
+        if session.device == plan.device and store.sides(session.id) == sides:
+            found = {item.case_id for item in store.processes(session.id, role=role) if item.counted}
+            if cases <= found:
+                return session
+    return None
 
 
 def _finish(plan: Plan, session: Session, store: Store, progress: Progress) -> Measured:

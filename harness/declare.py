@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from frostline.results.record import Case, Params, UsageError
@@ -84,6 +85,7 @@ class Suite:
     path: str = ""
 
     def preset(self, name: str) -> Preset:
+        """The preset of that name. Raises UsageError where there is none."""
         if name not in self.presets:
             raise UsageError(f"--preset: {self.name} has no preset {name!r}; it has {', '.join(self.presets) or 'none'}")
         return self.presets[name]
@@ -160,5 +162,4 @@ def suite(
 
 
 def _source_hash(function: Callable[..., Any]) -> str:
-    with open(inspect.getsourcefile(function) or "", "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()[:12]
+    return hashlib.sha256(Path(inspect.getsourcefile(function) or "").read_bytes()).hexdigest()[:12]

@@ -36,7 +36,11 @@ class Request:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for name, value, least in (("--rounds", self.rounds, 1), ("--threads", self.threads, 1), ("--timeout", self.timeout_s, 0.01)):
+        for name, value, least in (
+            ("--rounds", self.rounds, 1),
+            ("--threads", self.threads, 1),
+            ("--timeout", self.timeout_s, 0.01),
+        ):
             if value is not None and value < least:
                 raise UsageError(f"{name}: expected {least:g} or more, got {value:g}")
 
@@ -113,7 +117,9 @@ def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Seque
         sources = make_sources(())
         suite = declared(request, sources[-1])
     if len(request.implementations) > 1:
-        raise UsageError(f"--implementations: compare varies the source, so it takes one, got {', '.join(request.implementations)}")
+        raise UsageError(
+            f"--implementations: compare varies the source, so it takes one, got {', '.join(request.implementations)}"
+        )
     implementation = request.implementations[0] if request.implementations else suite.compared
     sides = [Side(at, implementation, source, at == 0) for at, source in enumerate(sources)]
     return _plan(request, suite, sides, looks)
@@ -121,7 +127,9 @@ def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Seque
 
 def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) -> Plan:
     suite_file = request.suite.partition("::")[0]
-    absolute = str(Path(suite_file).resolve()) + request.suite[len(suite_file) :] if suite_file.endswith(".py") else request.suite
+    absolute = (
+        str(Path(suite_file).resolve()) + request.suite[len(suite_file) :] if suite_file.endswith(".py") else request.suite
+    )
     selection: dict[str, Any] = {"preset": request.preset, "settings": list(request.settings), "axes": list(suite.axes)}
     return Plan(
         suite=absolute,

@@ -26,7 +26,7 @@ class Plan:
         sides: by position; exactly one is the baseline.
         rounds: of a look; an inconclusive first look is followed by as many again when `looks` is 2.
         device: `cpu`, `cuda` or `cuda:N`.
-        delta: the smallest change worth a word, by metric.
+        delta, byte_tolerance: the smallest change worth a word, by metric: a fraction, or bytes.
         threads, seed, timeout_s: given to every process; the seed moves on with the round.
         selection: what the user asked for, for the record.
     """
@@ -38,6 +38,7 @@ class Plan:
     device: str
     threads: int
     delta: Mapping[str, float] = field(default_factory=dict)
+    byte_tolerance: Mapping[str, float] = field(default_factory=dict)
     looks: int = 1
     seed: int = 0
     timeout_s: float = 600.0
@@ -79,7 +80,7 @@ def loops(step_ns: float) -> int:
 
 
 def block_steps(step_ns: float) -> int:
-    """Readings in a block, of `step_ns` each: ten, or as many as fill 20 ms if that is more, but no longer than 200 ms, and at least one."""
+    """Readings of `step_ns` each in a block: ten or 20 ms, whichever is more, but at most 200 ms, and at least one."""
     wanted = max(BLOCK_STEPS, math.ceil(BLOCK_NS / step_ns))
     return max(1, min(wanted, int(BLOCK_NS_AT_MOST // step_ns)))
 

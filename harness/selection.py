@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-import frostline.suites
 from frostline.harness.declare import Preset, Suite, Value
 from frostline.results.record import Case, UsageError
 
+BUNDLED = "frostline.suites"  # by name: no import of ours points from the harness to a suite
 ENTRY_POINTS = "frostline.suites"
 
 
@@ -32,18 +32,20 @@ def load_suite(spec: str) -> Suite:
     if path.endswith(".py") or "/" in path:
         return _only_suite(_load_file(Path(path)), name, spec)
     if path in bundled_names():
-        return _only_suite(importlib.import_module(f"frostline.suites.{path}"), name or path, spec)
+        return _only_suite(importlib.import_module(f"{BUNDLED}.{path}"), name or path, spec)
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry.name == path:
             found = entry.load()
             return found if isinstance(found, Suite) else _only_suite(found, name, spec)
     known = [*bundled_names(), *(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))]
-    raise UsageError(f"SUITE: no suite {spec!r}{_did_you_mean(path, known)}; a suite is {', '.join(known)} or a path like bench.py")
+    raise UsageError(
+        f"SUITE: no suite {spec!r}{_did_you_mean(path, known)}; a suite is {', '.join(known)} or a path like bench.py"
+    )
 
 
 def bundled_names() -> list[str]:
     """The names of the suites that come with Frostline: one a file of `frostline.suites`."""
-    return sorted(module.name for module in pkgutil.iter_modules(frostline.suites.__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(BUNDLED).__path__))
 
 
 def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
@@ -58,9 +60,8 @@ def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
         if not equals or not values:
             raise UsageError(f"--set: expected AXIS=VALUE[,VALUE...], got {setting!r}")
         if axis not in suite.axes:
-            raise UsageError(
-                f"--set: {suite.name} has no axis {axis!r}{_did_you_mean(axis, list(suite.axes))}; it has {', '.join(suite.axes)}"
-            )
+            meant = _did_you_mean(axis, list(suite.axes))
+            raise UsageError(f"--set: {suite.name} has no axis {axis!r}{meant}; it has {', '.join(suite.axes)}")
         known = [*suite.axes[axis], *preset.axes.get(axis, ())]
         chosen[axis] = [_parse(axis, value, known) for value in values.split(",")]
     cases = list(suite.cases(chosen))
@@ -110,7 +111,9 @@ def _only_suite(module: ModuleType, name: str, spec: str) -> Suite:
             raise UsageError(f"SUITE: {spec!r}: no suite {name!r}{meant}; the file has {', '.join(suites) or 'none'}")
         return suites[name]
     if len(suites) != 1:
-        choice = f"name one: {', '.join(f'{spec}::{found}' for found in suites)}" if suites else "decorate a function with @suite"
+        choice = (
+            f"name one: {', '.join(f'{spec}::{found}' for found in suites)}" if suites else "decorate a function with @suite"
+        )
         raise UsageError(f"SUITE: {spec!r} holds {len(suites)} suites; {choice}")
     return next(iter(suites.values()))
 

@@ -56,7 +56,7 @@ def open_session(plan: Plan, store: Store, command: str, detail: dict[str, Any])
 
 def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
     """Do what is pending of the plan and conclude. Also finishes a session that was interrupted."""
-    state = _State.of(plan, store.processes(session.id))
+    state = _State.of(store.processes(session.id))
     keeper = _Keeper(plan, store, session)
     with hold_device(plan.device):
         _verify(plan, state, keeper, progress)
@@ -106,13 +106,13 @@ class _State:
     done: set[tuple[str, int]] = field(default_factory=set)  # (case id, round)
 
     @classmethod
-    def of(cls, plan: Plan, records: Sequence[ProcessRecord]) -> _State:
+    def of(cls, records: Sequence[ProcessRecord]) -> _State:
         state = cls()
         for item in records:
-            state.learn(plan, item)
+            state.learn(item)
         return state
 
-    def learn(self, plan: Plan, item: ProcessRecord) -> None:
+    def learn(self, item: ProcessRecord) -> None:
         key = (item.case_id, item.position)
         if item.role is Role.VERIFY and item.counted:
             self.verified.add(key)
@@ -157,7 +157,7 @@ def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> N
         for run in runs:
             errors = _judge_outputs(run)
             for item in keeper.keep(case, -1, [run], role=Role.VERIFY, verifications=errors):
-                state.learn(plan, item)
+                state.learn(item)
         progress.step(f"verified {case.label}")
 
 
@@ -171,9 +171,7 @@ def _judge_outputs(run: Run) -> list[Verification]:
     return errors
 
 
-def _measure_look(
-    plan: Plan, state: _State, keeper: _Keeper, progress: Progress, look: int, case_ids: Collection[str]
-) -> None:
+def _measure_look(plan: Plan, state: _State, keeper: _Keeper, progress: Progress, look: int, case_ids: Collection[str]) -> None:
     """The rounds of one look that are not stored yet."""
     pending = list(plan.pending(look, state.done, case_ids))
     progress.begin(len(pending), "measuring")
@@ -181,7 +179,7 @@ def _measure_look(
         sides = state.sides(plan, case)
         if sides:
             for item in _one_round(plan, state, keeper, case, round_index, sides):
-                state.learn(plan, item)
+                state.learn(item)
         progress.step(f"round {round_index + 1} of {case.label}")
 
 
@@ -205,7 +203,7 @@ def _one_round(
 
 
 def _judge(plan: Plan, store: Store, session: Session) -> list[Verdict]:
-    return judge_session(Evidence.load(store, session.id), Thresholds({plan.cases[0].suite: plan.delta}))
+    return judge_session(Evidence.load(store, session.id), Thresholds({"": plan.delta}, plan.byte_tolerance))
 
 
 def _conclude(plan: Plan, store: Store, session: Session) -> list[Verdict]:

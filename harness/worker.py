@@ -25,7 +25,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from frostline.harness import selection
-from frostline.harness.declare import Preset, Skipped, Step, Suite
+from frostline.harness.declare import Skipped, Step, Suite
 from frostline.harness.meters.clock import Clock, clock_for, warm_up
 from frostline.harness.provenance import imported_modules
 from frostline.results.record import STEP_TIME, Status, UsageError
@@ -150,7 +150,7 @@ class Worker:
             import torch
 
             found |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
-            if self.device.startswith("cuda"):
+            if self.device.startswith("cuda") and torch.cuda.is_available():
                 found |= {"cuda": torch.version.cuda, "gpu": torch.cuda.get_device_name(0)}
         if "triton" in sys.modules:
             found["triton"] = sys.modules["triton"].__version__

@@ -30,10 +30,10 @@ _PRESETS = {
         {"vocab": [8192, 16384], "seq_len": [64], "batch": [2], "hidden": [256], "dtype": ["float32"]},
         rounds=6,
     ),
-    "crossover": Preset({"vocab": [128256], "seq_len": _LENGTHS, "batch": [1]}, rounds=3),
+    "crossover": Preset({"vocab": [128256], "seq_len": _LENGTHS, "batch": [1]}, rounds=1),
     "crossover_small": Preset(
         {"vocab": [8192], "seq_len": [32, 64, 128, 256, 512], "batch": [1], "hidden": [256], "dtype": ["float32"]},
-        rounds=3,
+        rounds=1,
     ),
 }
 

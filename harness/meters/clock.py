@@ -57,7 +57,9 @@ def time_on_cuda(step: Step, steps: int, loops: int = 1) -> list[tuple[int, floa
             after.record()
             events.append((before, after))
         torch.cuda.synchronize()
-    return [(start, before.elapsed_time(after) * 1e6 / len(runs)) for start, (before, after) in zip(starts, events, strict=True)]
+    return [
+        (start, before.elapsed_time(after) * 1e6 / len(runs)) for start, (before, after) in zip(starts, events, strict=True)
+    ]
 
 
 def warm_up(step: Step, clock: Clock, *, at_least: int = 3, for_ns: float = 50e6, at_most: int = 20) -> float:

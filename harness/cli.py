@@ -1,0 +1,339 @@
+"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `cost`. It parses, calls and prints; no more."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from frostline.harness.describe import Request
+from frostline.harness.progress import Progress
+from frostline.results.record import NothingMeasured, UsageError
+
+if TYPE_CHECKING:
+    from frostline.results.store import Store
+    from frostline.results.table import Table
+
+USAGE_ERROR, NOTHING_MEASURED, INTERNAL_ERROR, INTERRUPTED = 2, 4, 70, 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="Measure, chart and guard what freezing a parameter saves.",
+    epilog="Start with: frostline run grpo",
+)
+chart_app = typer.Typer(no_args_is_help=True, help="Draw a chart from what is stored.")
+app.add_typer(chart_app, name="chart")
+
+SuiteArgument = Annotated[
+    str, typer.Argument(help="A bundled suite (grpo), a file (bench.py) or bench.py::name.", metavar="SUITE")
+]
+SuiteOption = Annotated[str, typer.Option("--suite", help="A bundled suite (grpo), a file (bench.py) or bench.py::name.")]
+PresetOption = Annotated[
+    str | None, typer.Option("--preset", help="A named selection of the suite. Default: paper with a GPU, small without.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="AXIS=VALUE[,VALUE...]: replace an axis' values. May be repeated.")
+]
+ImplementationsOption = Annotated[
+    str | None, typer.Option("--implementations", help="Which implementations, with commas. Default: the preset's, else all.")
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Rounds of a look: fresh processes of each side.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N. Default: cuda where there is one.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each measured process. Default: all cores.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", help="Seeds inputs and hashing, alike on all sides; moves on with the round.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", help="Seconds that a process may take to answer before it is ended.")
+]
+DbOption = Annotated[Path, typer.Option("--db", envvar="FROSTLINE_DB", help="The database that keeps every sample.")]
+RepoOption = Annotated[Path, typer.Option("--repo", help="The git repository whose revisions are compared.")]
+MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Also write the table as Markdown to this file.")]
+
+DEFAULT_DB = Path("frostline.db")
+
+
+@app.command()
+def run(
+    suite: SuiteArgument = "",
+    preset: PresetOption = None,
+    settings: SetOption = None,
+    implementations: ImplementationsOption = None,
+    rounds: RoundsOption = None,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    seed: SeedOption = 0,
+    timeout: TimeoutOption = 600.0,
+    db: DbOption = DEFAULT_DB,
+    resume: Annotated[str | None, typer.Option("--resume", help="Finish an interrupted session: its id, or last.")] = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Measure a suite's implementations against its baseline and print the table.
+
+    Every process is stored as soon as it ends; stop with Ctrl-C and finish later with --resume last.
+    """
+    from frostline.harness import commands
+    from frostline.harness.describe import plan_run
+    from frostline.results.store import Store
+
+    if bool(suite) == bool(resume):
+        raise UsageError("SUITE: name one suite (frostline run grpo), or an interrupted session (--resume last), not both")
+    request = _request(suite, preset, settings, implementations, rounds, device, threads, seed, timeout)
+    plan = plan_run(request) if suite else None
+    with Store.open(db, create=plan is not None) as store:
+        if plan is not None:
+            done = commands.measure(plan, store, _progress(), _command_line())
+        else:
+            done = commands.resume(resume or "last", store, _progress())
+        _print_figures(store, done.session.id, markdown)
+
+
+@app.command()
+def compare(
+    base: Annotated[str | None, typer.Argument(metavar="BASE", help="A branch, tag or commit. Default: HEAD.")] = None,
+    head: Annotated[str | None, typer.Argument(metavar="HEAD", help="Another one. Default: the working tree.")] = None,
+    repo: RepoOption = Path(),
+    suite: SuiteOption = "grpo",
+    preset: PresetOption = None,
+    settings: SetOption = None,
+    implementation: Annotated[
+        str | None, typer.Option("--implementation", help="The implementation to fix. Default: the suite's own choice.")
+    ] = None,
+    rounds: RoundsOption = None,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    seed: SeedOption = 0,
+    timeout: TimeoutOption = 600.0,
+    db: DbOption = DEFAULT_DB,
+    markdown: MarkdownOption = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit as a gate does: 1 when something got worse, 3 inconclusive.")
+    ] = False,
+) -> None:
+    """Compare two revisions of a repository: the same suite, the same machine, interleaved.
+
+    Each revision is built once and cached; the checkout is not touched. Ends with the verdicts and the Markdown for a
+    pull request.
+    """
+    from frostline.harness import commands
+    from frostline.results.evidence import Evidence
+    from frostline.results.gate import exit_code_for
+    from frostline.results.report import markdown_comparison, verdict_table
+    from frostline.results.store import Store
+
+    request = _request(suite, preset, settings, implementation, rounds, device, threads, seed, timeout)
+    plan = commands.comparison(request, base, head, repo, _progress())
+    with Store.open(db) as store:
+        done = commands.measure(plan, store, _progress(), _command_line())
+        evidence = Evidence.load(store, done.session.id)
+        _show(verdict_table(evidence, done.verdicts))
+        _offer_markdown(markdown_comparison(evidence, done.verdicts), markdown)
+        _kept(store, done.session.id)
+        if check:
+            raise typer.Exit(exit_code_for(done.verdicts))
+
+
+@app.command()
+def report(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="An id, the beginning of one, or last.")] = "last",
+    db: DbOption = DEFAULT_DB,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Print the table and the verdicts of a stored session."""
+    from frostline.results.evidence import Evidence
+    from frostline.results.report import verdict_table
+    from frostline.results.store import Store
+
+    with Store.open(db, create=False) as store:
+        found = store.session(session)
+        _print_figures(store, found.id, markdown)
+        _show(verdict_table(Evidence.load(store, found.id), store.verdicts(found.id)))
+
+
+@app.command()
+def cost(
+    suite: SuiteArgument,
+    preset: PresetOption = None,
+    settings: SetOption = None,
+    implementations: ImplementationsOption = None,
+    target: Annotated[str, typer.Option("--target", help="The device whose branches are taken: cuda or cpu.")] = "cuda",
+    db: DbOption = DEFAULT_DB,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Predict peak memory and FLOPs at any size without a GPU: the suite's own step on tensors that hold no data."""
+    from frostline.harness import commands
+    from frostline.harness.describe import plan_run
+    from frostline.results.store import Store
+
+    request = _request(suite, preset, settings, implementations, device=target)
+    plan = plan_run(request)
+    with Store.open(db) as store:
+        done = commands.predict(plan, store, _progress(), _command_line())
+        _print_figures(store, done.session.id, markdown)
+
+
+@chart_app.command("crossover")
+def chart_crossover(
+    suite: SuiteArgument = "grpo",
+    out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path(),
+    fill: Annotated[bool, typer.Option("--fill/--no-fill", help="Measure and predict what is not stored yet.")] = True,
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """From which sequence length does a side save memory? Peak memory over seq_len, frozen and trainable, as PNG.
+
+    Draws the cost model's figures at full size and what was measured on this machine (one chart where both are of the same
+    sizes), and says where the lines cross.
+    """
+    from frostline.dashboards.charts import crossover_pictures
+    from frostline.harness import commands
+    from frostline.results.evidence import Evidence
+    from frostline.results.store import Store
+
+    with Store.open(db, create=fill) as store:
+        drawn = commands.crossover(suite, store, _progress(), _command_line(), fill=fill)
+        shown = [(Evidence.load(store, one.session.id), one.role) for one in drawn]
+        for picture in crossover_pictures(shown, out):
+            print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
+
+
+@app.command()
+def gate(
+    base: Annotated[
+        str | None, typer.Option("--base", help="Default: the policy's, or where HEAD left the main branch.")
+    ] = None,
+    head: Annotated[str | None, typer.Option("--head", help="Default: the working tree.")] = None,
+    repo: RepoOption = Path(),
+    db: DbOption = DEFAULT_DB,
+    markdown: MarkdownOption = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the decision as JSON to this file.")] = None,
+) -> None:
+    """Judge the working tree under [tool.frostline.gate] of the repository's pyproject.toml, for a CI job.
+
+    Exit codes: 0 pass, 1 something got worse or is broken, 2 a mistake in what was asked, 3 no answer, 4 nothing measured,
+    70 a fault of frostline, 130 interrupted. Without a GPU the cost model's exact figures decide, at full size.
+    """
+    from frostline.harness import commands
+    from frostline.harness.checkout import find_project
+    from frostline.results.evidence import Evidence
+    from frostline.results.gate import decide
+    from frostline.results.gate_report import gate_json, gate_junit, gate_markdown
+    from frostline.results.policy import load_policy
+    from frostline.results.report import verdict_table
+    from frostline.results.store import Store
+
+    policy = load_policy(find_project(repo).root / "pyproject.toml")
+    with Store.open(db) as store:
+        done = commands.gate(policy, base, head, repo, store, _progress(), _command_line())
+        evidence = [Evidence.load(store, one.session.id) for one in done]
+    for one, seen in zip(done, evidence, strict=True):
+        _show(verdict_table(seen, one.verdicts))
+    result = decide(
+        [verdict for one in done for verdict in one.verdicts], policy, [case for one in done for case in one.plan.cases]
+    )
+    print("\n".join(result.sentences))
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    for path, text, mode in (
+        (markdown, gate_markdown(result, evidence), "w"),
+        (Path(summary) if summary else None, gate_markdown(result, evidence), "a"),
+        (junit, gate_junit(result), "w"),
+        (json_file, gate_json(result), "w"),
+    ):
+        if path is not None:
+            with path.open(mode) as file:
+                file.write(text)
+    raise typer.Exit(result.exit_code)
+
+
+def _request(
+    suite: str,
+    preset: str | None = None,
+    settings: list[str] | None = None,
+    implementations: str | None = None,
+    rounds: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    timeout: float = 600.0,
+) -> Request:
+    names = [name for name in (implementations or "").split(",") if name]
+    return Request(suite, preset, settings or [], names, rounds, device, threads, seed, timeout)
+
+
+def _progress() -> Progress:
+    return Progress(Console(stderr=True))
+
+
+def _show(table: Table) -> None:
+    console = Console()
+    if console.is_terminal:
+        console.print(table.rich(console.width))
+    else:
+        print(table.text())
+    print()
+
+
+def _print_figures(store: Store, session_id: str, markdown: Path | None) -> None:
+    from frostline.results.evidence import Evidence
+    from frostline.results.report import bench_table
+
+    table = bench_table(Evidence.load(store, session_id), store.verdicts(session_id))
+    _show(table)
+    if markdown is not None:
+        markdown.write_text(table.markdown() + "\n")
+    _kept(store, session_id)
+
+
+def _offer_markdown(text: str, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(text)
+        print(f"Markdown for a pull request: {path}")
+    else:
+        print(f"Markdown for a pull request:\n\n{text}")
+
+
+def _kept(store: Store, session_id: str) -> None:
+    print(f"Kept in {store.path} as session {session_id}; again: frostline report {session_id} --db {store.path}")
+
+
+def _command_line() -> str:
+    return shlex.join(["frostline", *sys.argv[1:]])
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 2 a mistake in what was typed, 4 nothing measured, 70 our fault, 130 stopped."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except typer.Exit as asked:
+        sys.exit(asked.exit_code)
+    except UsageError as error:
+        _fail(str(error), USAGE_ERROR)
+    except NothingMeasured as error:
+        _fail(str(error), NOTHING_MEASURED)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted; everything measured so far is kept, and --resume last finishes the rest", INTERRUPTED)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # what the parser refused; typer may bring a click of its own, so not by class
+            _fail(error.format_message(), USAGE_ERROR)
+        traceback.print_exc()
+        _fail("this is a fault of frostline, not a verdict", INTERNAL_ERROR)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stdout.flush()
+    print(f"frostline: {message}", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(code) if code == INTERRUPTED else sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
