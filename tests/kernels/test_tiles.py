@@ -1,0 +1,189 @@
+"""Each tile against float64, in torch and (where there is no GPU) in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from frostline.kernels.lm_head import tiles_torch
+from frostline.kernels.lm_head.tiles import INACTIVE
+from frostline.kernels.lm_head.transform import Transform
+
+VOCAB, SPLIT = 1000, 700  # no power of two, more than one tile, the last one narrower
+TARGETS = torch.tensor([3, 699, 700, INACTIVE, 999, 1000])  # the last is out of range: its log-prob is NaN
+COUNTED = TARGETS != INACTIVE
+TRANSFORMS = {
+    "plain": Transform.of(),
+    "temperature": Transform.of(temperature=0.6),
+    "softcap 1": Transform.of(softcap=1.0),
+    "softcap 30": Transform.of(temperature=0.9, softcap=30.0, logit_scale=0.2),
+}
+
+
+@pytest.fixture(params=["torch", "triton"])
+def tiles(request):
+    if request.param == "torch":
+        return tiles_torch
+    if torch.cuda.is_available():
+        pytest.skip("compiled, not interpreted, where there is a GPU: see test_gpu")
+    from frostline.kernels.lm_head import tiles_triton
+
+    return tiles_triton
+
+
+@pytest.fixture(params=list(TRANSFORMS), ids=list(TRANSFORMS))
+def transform(request):
+    return TRANSFORMS[request.param]
+
+
+@pytest.fixture(params=[False, True], ids=["no bias", "bias"])
+def bias(request):
+    return torch.randn(VOCAB) if request.param else None
+
+
+def scalars(transform):
+    return transform.inner, transform.outer, transform.capped
+
+
+def exact(x, bias, transform):
+    """(z, log_z, logp, entropy, slope) in float64."""
+    raw = x.double() if bias is None else x.double() + bias.double()
+    tanh = torch.tanh(transform.inner * raw)
+    z = transform.outer * (tanh if transform.capped else raw)
+    log_z = z.logsumexp(1)
+    log_p = z - log_z[:, None]
+    entropy = -torch.where(log_p.exp() > 0, log_p.exp() * log_p, 0).sum(1)
+    padded = torch.cat([log_p, torch.full((len(x), 1), float("nan"))], 1)
+    slope = transform.inner * transform.outer * (1 - tanh**2) if transform.capped else torch.full_like(z, transform.outer)
+    return z, log_z, padded.gather(1, TARGETS.clamp(min=0)[:, None])[:, 0], entropy, slope
+
+
+def columns():
+    return [slice(0, SPLIT), slice(SPLIT, VOCAB)]
+
+
+def part(bias, tile):
+    return None if bias is None else bias[tile].contiguous()
+
+
+def reduced(tiles, x, bias, transform):
+    maximum, total, moment, target = (torch.full((len(x),), float("nan")) for _ in range(4))
+    for tile in columns():
+        tiles.reduce_tile(
+            x[:, tile], part(bias, tile), TARGETS, maximum, total, moment, target, tile.start, tile.start == 0, *scalars(transform)
+        )
+    return maximum, total, moment, target
+
+
+def test_reduce(tiles, transform, bias):
+    x = torch.randn(len(TARGETS), VOCAB) * 5
+    before = x.clone()
+    maximum, total, moment, target = reduced(tiles, x, bias, transform)
+    _, log_z, logp, entropy, _ = exact(x, bias, transform)
+    found = maximum + total.log()
+    assert torch.equal(x, before)
+    torch.testing.assert_close(found[COUNTED].double(), log_z[COUNTED], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close((target - found)[COUNTED].double(), logp[COUNTED], rtol=1e-5, atol=2e-5, equal_nan=True)
+    torch.testing.assert_close((found - moment / total)[COUNTED].double(), entropy[COUNTED], rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("dtype, limit", [(None, 0.5), (None, 40.0), (torch.bfloat16, 40.0), (torch.float16, 8.0)])
+def test_fold(tiles, transform, bias, dtype, limit):
+    x = torch.randn(len(TARGETS), VOCAB) * 3
+    x[:, SPLIT:] += 4  # the second tile exceeds the first, by more than the smaller limit
+    z, log_z, logp, _, slope = exact(x, bias, transform)
+    maximum, total, target, rescale = (torch.full((len(x),), float("nan")) for _ in range(4))
+    probabilities = torch.empty(len(x), 0, dtype=torch.float64)
+    for tile in columns():
+        scratch = x[:, tile].clone()
+        p = None if dtype is None else torch.empty(scratch.shape, dtype=dtype)
+        tiles.fold_tile(
+            scratch, part(bias, tile), TARGETS, p, maximum, total, target, rescale, tile.start, tile.start == 0, limit,
+            *scalars(transform),
+        )  # fmt: skip
+        probabilities = torch.cat([probabilities * rescale.double()[:, None], (scratch if p is None else p).double()], 1)
+    torch.testing.assert_close((maximum + total.log())[COUNTED].double(), log_z[COUNTED], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        (target - maximum - total.log())[COUNTED].double(), logp[COUNTED], rtol=1e-5, atol=2e-5, equal_nan=True
+    )
+    wanted = torch.exp(z - log_z[:, None]) * slope / transform.steepest
+    found = probabilities / total.double()[:, None]
+    # The interpreter truncates to bf16 where a GPU rounds: a whole unit in the last place.
+    tolerance = {None: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    torch.testing.assert_close(found[COUNTED], wanted[COUNTED], rtol=tolerance, atol=1e-6)
+    assert rescale[~COUNTED].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_gradient(tiles, transform, bias, dtype, with_entropy):
+    x = torch.randn(len(TARGETS), VOCAB) * 3
+    z, log_z, _, entropy, slope = exact(x, bias, transform)
+    grad_logp, grad_entropy = torch.randn(len(x)), torch.randn(len(x))
+    p = torch.exp(z - log_z[:, None])
+    one_hot = torch.zeros(len(x), VOCAB + 1, dtype=torch.float64).scatter_(1, TARGETS.clamp(min=0)[:, None], 1.0)[:, :VOCAB]
+    wanted = grad_logp[:, None] * (one_hot - p)
+    if with_entropy:
+        wanted -= grad_entropy[:, None] * p * (p.log() + entropy[:, None])
+    wanted = wanted * slope
+    wanted[~COUNTED] = 0
+    x[~COUNTED] = float("nan")
+    pair = (grad_entropy, entropy.float()) if with_entropy else (None, None)
+    for tile in columns():
+        scratch = x[:, tile].clone()
+        out = None if dtype is None else torch.empty(scratch.shape, dtype=dtype)
+        tiles.gradient_tile(
+            scratch, part(bias, tile), TARGETS, log_z.float(), grad_logp, *pair, out, tile.start, *scalars(transform)
+        )
+        found = (scratch if out is None else out).double()
+        torch.testing.assert_close(found, wanted[:, tile], rtol=1e-4 if dtype is None else 2**-7, atol=1e-5)
+        assert torch.equal(found[~COUNTED], torch.zeros_like(found[~COUNTED]))
+
+
+def test_rescale(tiles):
+    values, factor = torch.randn(4, 70), torch.tensor([1.0, 0.5, 1.0, 0.0])
+    wanted = values * factor[:, None]
+    tiles.rescale_rows(values, factor)
+    assert torch.equal(values, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_finish(tiles, dtype):
+    rows, width = len(TARGETS), 70
+    mean, weight = torch.randn(rows, width), torch.randn(VOCAB, width).to(dtype)
+    onto_target, onto_mean = torch.randn(rows), torch.rand(rows)
+    mean[~COUNTED], onto_mean[~COUNTED] = float("nan"), float("inf")
+    wanted = onto_target[:, None] * weight[TARGETS.clamp(0, VOCAB - 1)].float() - onto_mean[:, None] * mean
+    wanted[~COUNTED] = 0
+    out = torch.full((rows, width), float("nan"), dtype=dtype)
+    tiles.finish_rows(mean, weight, TARGETS, onto_target, onto_mean, out)
+    torch.testing.assert_close(out.float(), wanted, rtol=2**-7 if dtype == torch.bfloat16 else 1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [-1e4, 1e4, -3e38])
+def test_far_away_logits_stay_finite(tiles, value):
+    """All logits strongly negative: log-probs are those of a uniform row, never NaN or above 0."""
+    maximum, total, _, target = reduced(tiles, torch.full((len(TARGETS), VOCAB), value), None, Transform())
+    logp = (target - maximum - total.log())[COUNTED][:-1]
+    torch.testing.assert_close(logp, torch.full_like(logp, -torch.tensor(float(VOCAB)).log().item()), rtol=1e-5, atol=2e-3)
+
+
+def test_forbidden_tokens_have_no_probability(tiles):
+    """A bias of -inf forbids a token: a first tile of -inf alone must not poison the row."""
+    bias = torch.zeros(VOCAB)
+    bias[:SPLIT] = -float("inf")
+    x = torch.randn(len(TARGETS), VOCAB)
+    maximum, total, moment, _ = reduced(tiles, x, bias, Transform())
+    log_z = x[:, SPLIT:].double().logsumexp(1)
+    torch.testing.assert_close((maximum + total.log())[COUNTED].double(), log_z[COUNTED], rtol=1e-5, atol=1e-5)
+    assert torch.isfinite(moment[COUNTED]).all()
+
+
+def test_a_tile_too_wide_to_fold_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("interpreter only")
+    from frostline.kernels.lm_head import tiles_triton
+
+    state = [torch.empty(1) for _ in range(4)]
+    with pytest.raises(ValueError, match="at most 32768"):
+        tiles_triton.fold_tile(torch.empty(1, 32769), None, TARGETS[:1], None, *state, 0, True, 40.0, 1.0, 1.0, False)
