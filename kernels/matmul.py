@@ -87,10 +87,10 @@ def mm_rounded_workspace(rows: int, columns: int, dtype: torch.dtype, kind: str)
     return rows * columns * wide.itemsize
 
 
-def slab_workspace(dtype: torch.dtype, kind: str) -> int:
-    """Bytes that widened operands of `dtype` may take at a time on a device of `kind`."""
+def slab_workspace(elements: int, dtype: torch.dtype, kind: str) -> int:
+    """Bytes that widened operands of `dtype`, `elements` in all, take at a time on a device of `kind`."""
     wide = accumulator_dtype(dtype)
-    return 0 if dtype == wide or kind == "cuda" else _SLAB_ELEMENTS * wide.itemsize
+    return 0 if dtype == wide or kind == "cuda" else min(elements, _SLAB_ELEMENTS) * wide.itemsize
 
 
 def _mm(a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> None:

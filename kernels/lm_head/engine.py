@@ -138,42 +138,50 @@ def stream(head: Head, plan: Plan, upstream: Upstream | None) -> tuple[Tensor, T
     return logp, gradient
 
 
-def blocks(head: Head, plan: Plan, needs: Needs, upstream: Upstream) -> tuple[Tensor, Gradients]:
-    """Log-probs and every gradient of a known loss, by blocks of rows with all their logits: three products with the weight.
+def blocks(head: Head, plan: Plan, needs: Needs, upstream: Upstream) -> tuple[Tensor, Gradients, Tensor | None]:
+    """Log-probs and the gradients of a known loss, by blocks of rows with all their logits: three products with the weight.
 
-    The weight gradient is summed in fp32: either the gradient tiles of all rows are kept for a single product at the end, or
-    each block is added to an fp32 accumulator, whichever the plan found smaller.
+    The weight gradient is summed in fp32: each block is added to an fp32 accumulator here, or, where the plan found that
+    smaller, the gradient tiles of all rows are returned for one product in the backward (`weight_gradient`).
+
+    Returns:
+        logp [N], the gradients, and the tiles [N, V] that were kept, or None.
     """
     count, vocab = head.hidden.shape[0], head.weight.shape[0]
-    logp, hidden = head.empty(count), head.clean_hidden() if needs.weight else head.hidden
+    logp, keep = head.empty(count), needs.weight and plan.keep_tiles
+    hidden = head.clean_hidden() if needs.weight and not keep else head.hidden
     d_hidden = torch.empty_like(head.hidden) if needs.hidden else None
     d_bias = head.hidden.new_zeros(vocab, dtype=head.wide) if needs.bias else None
+    d_weight = head.empty(*head.weight.shape) if needs.weight and not keep else None
     height = min(plan.row_block, count)
-    kept = head.empty(count if plan.keep_tiles else height, plan.padded_vocab, dtype=plan.tile_dtype)[:, :vocab]
+    storage = head.empty(count if keep else height, plan.padded_vocab, dtype=plan.tile_dtype)[:, :vocab]
     buffer = None if plan.in_place else head.empty(height, plan.padded_vocab)[:, :vocab]
-    d_weight_sum = head.empty(*head.weight.shape) if needs.weight and not plan.keep_tiles else None
     mean = head.empty(height, head.hidden.shape[1]) if needs.hidden else None
     for rows in _slices(count, plan.row_block):
-        block = head.rows(rows)
-        tile = kept[rows] if plan.keep_tiles else kept[: block.hidden.shape[0]]
-        x = tile if buffer is None else buffer[: block.hidden.shape[0]]
+        block, size = head.rows(rows), rows.stop - rows.start
+        tile = storage[rows] if keep else storage[:size]
+        x = tile if buffer is None else buffer[:size]
         mm_wide(block.hidden, head.weight.t(), x)
         _block_gradient(block, rows, x, None if buffer is None else tile, logp, upstream)
         if d_hidden is not None and mean is not None:
-            mm_wide(tile, head.weight, mean[: x.shape[0]])
-            d_hidden[rows] = mean[: x.shape[0]]
+            mm_wide(tile, head.weight, mean[:size])
+            d_hidden[rows] = mean[:size]
         if d_bias is not None:
             d_bias += tile.sum(0, dtype=head.wide)
-        if d_weight_sum is not None:
-            mm_wide(tile.t(), hidden[rows], d_weight_sum, accumulate=rows.start > 0)
-        del x, tile
-    del buffer, mean
-    d_weight = d_weight_sum.to(head.weight.dtype) if d_weight_sum is not None else None
-    if needs.weight and d_weight is None:
-        d_weight = torch.empty_like(head.weight, memory_format=torch.contiguous_format)
-        for columns in _slices(vocab, plan.vocab_tile):
-            mm_rounded(kept[:, columns].t(), hidden, d_weight[columns])
-    return logp, Gradients(d_hidden, d_weight, _in_dtype_of(head.bias, d_bias))
+        if d_weight is not None:
+            mm_wide(tile.t(), hidden[rows], d_weight, accumulate=rows.start > 0)
+    kept = storage if keep else None
+    del storage, buffer, mean, block, tile, x  # before the accumulator is rounded
+    return logp, Gradients(d_hidden, _in_dtype_of(head.weight, d_weight), _in_dtype_of(head.bias, d_bias)), kept
+
+
+def weight_gradient(head: Head, plan: Plan, kept: Tensor, scale: Tensor) -> Tensor:
+    """d loss / d weight [V, H] of the tiles that `blocks` kept [N, V], times `scale`, a scalar tensor."""
+    hidden = head.clean_hidden()
+    d_weight = torch.empty_like(head.weight, memory_format=torch.contiguous_format)
+    for columns in _slices(head.weight.shape[0], plan.vocab_tile):
+        mm_rounded(kept[:, columns].t(), hidden, d_weight[columns])
+    return d_weight.mul_(scale)
 
 
 def recompute(

