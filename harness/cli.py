@@ -310,7 +310,7 @@ def _command_line() -> str:
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 2 a mistake in what was typed, 4 nothing measured, 70 our fault, 130 stopped."""
+    """Run the command line. Exit codes: 0 done, 2 a mistake in what was typed, 4 nothing measured, 70 our fault, 130 stop."""
     try:
         sys.exit(app(standalone_mode=False))
     except typer.Exit as asked:

@@ -115,16 +115,22 @@ class Process:
         """How long it has lived, or lived."""
         return (self._ended or time.monotonic()) - self._started
 
-    def close(self) -> None:
-        """End it: first by closing its commands, then by force. Its children go with it."""
+    def dismiss(self) -> None:
+        """Tell it to leave, without waiting for it."""
         if self._command >= 0:
             os.close(self._command)
             self._command = -1
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE_S)
-            self._kill()
-            os.close(self._reply)
-            self._ended = time.monotonic()
+
+    def close(self) -> None:
+        """End it: first by closing its commands, then by force. Its children go with it."""
+        if self._ended:
+            return
+        self.dismiss()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+        self._kill()
+        os.close(self._reply)
+        self._ended = time.monotonic()
         self._reader.join(GRACE_S)
 
     def _kill(self) -> None:

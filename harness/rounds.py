@@ -111,9 +111,16 @@ def run_beside(plan: Plan, case: Case, sides: Sequence[Side], do: str, round_ind
     try:
         tell_all(runs, plan, case, do)
     finally:
-        for run in runs:
-            run.process.close()
+        close_all(runs)
     return runs
+
+
+def close_all(runs: Sequence[Run]) -> None:
+    """End the processes of some runs. All are told before any is waited for."""
+    for run in runs:
+        run.process.dismiss()
+    for run in runs:
+        run.process.close()
 
 
 def _measure_together(plan: Plan, case: Case, sides: Sequence[Side], round_index: int) -> list[Run]:
@@ -123,11 +130,13 @@ def _measure_together(plan: Plan, case: Case, sides: Sequence[Side], round_index
         tell_all(runs, plan, case, "build")
         _probe(runs)
         _drive(runs)
-        for run in runs:
-            run.attempt("finish")
+        live = [run for run in runs if run.live]
+        for run in live:  # side by side: nothing is timed any more, and each side's peak fitted beside the others' before
+            run.process.tell({"do": "finish"})
+        for run in live:
+            run.collect()
     finally:
-        for run in runs:
-            run.process.close()
+        close_all(runs)
     after = read_telemetry(plan.device)
     for run in runs:
         run.reply["telemetry"] = {"before": before, "after": after}

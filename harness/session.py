@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from frostline.harness.device import hold_device, this_machine
@@ -48,7 +48,7 @@ def open_session(plan: Plan, store: Store, command: str, detail: dict[str, Any])
         machine_id=machine.id,
         device=plan.device,
         plan=plan.to_json(),
-        detail={"frostline": version("frostline")} | detail,
+        detail={"frostline": _own_version()} | detail,
     )
     store.add_session(session, machine, [side.record() for side in plan.sides], plan.cases)
     return session
@@ -200,6 +200,13 @@ def _one_round(
             again = measure_round(plan, case, [run.side], round_index, Interleave.BLOCK)
             kept += keeper.keep(case, round_index, again, role=Role.MEASURE, counted=False, attempt=1)
     return kept
+
+
+def _own_version() -> str:
+    try:
+        return version("frostline")
+    except PackageNotFoundError:  # run from its tree, on a machine where nothing was installed
+        return "from the tree"
 
 
 def _judge(plan: Plan, store: Store, session: Session) -> list[Verdict]:

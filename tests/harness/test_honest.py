@@ -1,0 +1,80 @@
+"""The core claim, on real torch work through the real command: identical code is never faster or slower, and 10 % more work is slower."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frostline.results.record import Outcome, Verdict
+from frostline.results.store import Store
+
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "honest-work"
+version = "1"
+[tool.setuptools]
+py-modules = ["honest_work"]
+"""
+
+WORK = """
+import torch
+
+def work(x):
+    for _ in range({times}):
+        x = torch.tanh(x @ x)
+    return x
+"""
+
+SUITE = """
+import torch
+from frostline.harness import suite
+from honest_work import work
+
+@suite(axes={"size": [192]}, targets=["honest_work"])
+def honest(implementation, device, *, size):
+    x = torch.randn(size, size, device=device) / size
+    return lambda: work(x)
+"""
+
+
+@pytest.fixture
+def compared(scratch_repo, tmp_path: Path):
+    """Run `frostline compare` on two revisions of a scratch repository and give the verdict on the step's time."""
+    repo = scratch_repo(
+        {"pyproject.toml": PYPROJECT, "honest_work.py": WORK.format(times=20)},
+        {"honest_work.py": WORK.format(times=22)},
+    )
+    (tmp_path / "bench_honest.py").write_text(SUITE)
+
+    def compare(base: str, head: str) -> Verdict:
+        db = tmp_path / f"{base}-{head}.db"
+        command = ["compare", base, head, "--repo", str(repo.path), "--suite", str(tmp_path / "bench_honest.py"), "--db", str(db)]
+        done = subprocess.run(
+            [sys.executable, "-m", "frostline.harness.cli", *command], capture_output=True, text=True, env=os.environ, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        with Store.open(db, create=False) as store:
+            (verdict,) = [one for one in store.verdicts(store.session().id) if one.metric == "step_time"]
+        assert verdict.sentence in done.stdout.replace("\n", " ") or verdict.outcome in done.stdout
+        return verdict
+
+    return compare
+
+
+def test_the_same_code_is_never_called_faster_or_slower(compared):
+    verdict = compared("HEAD~1", "HEAD~1")
+    assert verdict.outcome in (Outcome.SAME, Outcome.INCONCLUSIVE), verdict.sentence
+    assert "same code" in verdict.flags
+
+
+def test_ten_percent_more_work_is_found(compared):
+    verdict = compared("HEAD~1", "HEAD")
+    assert verdict.outcome is Outcome.SLOWER, verdict.sentence
+    assert 1.05 < verdict.effect < 1.15
