@@ -107,7 +107,7 @@ def linear_logprob(
 def as_autocast_would(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Under autocast, the casts that it applies to the inputs of a linear layer; otherwise the inputs."""
     kind = hidden.device.type
-    if not torch.is_autocast_enabled(kind) or hidden.dtype == torch.float64:
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind) or hidden.dtype == torch.float64:
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -107,7 +107,7 @@ class Plan:
     """What will run.
 
     Attributes:
-        row_block, vocab_tile: the shape of a tile. BLOCKS takes the whole vocabulary at a time (in tiles on a CPU).
+        row_block, vocab_tile: the shape of a tile. BLOCKS holds all logits of its rows, and tiles only its product d weight.
         keep_tiles: BLOCKS keeps every gradient tile for one product d weight in the backward, instead of an fp32 accumulator.
         tile_dtype: dtype of probabilities and gradient tiles; the accumulator's own means that they overwrite the logits.
         peak_bytes: predicted peak above the inputs, forward and backward, results included.
@@ -165,12 +165,21 @@ def make_plan(problem: Problem) -> Plan:
     forced = _override.get()
     plan = _first_plan(problem, forced)
     limit = min(problem.unfused_bytes, forced.memory_budget or problem.unfused_bytes)
-    smallest = problem.group if problem.group > 1 else _ROW_MULTIPLE["cpu"]
-    while plan.peak_bytes > limit and forced.row_block is None and plan.row_block > smallest:
-        fewer = max(smallest, _align(plan.row_block // 2, problem.group))
-        if fewer >= plan.row_block:
+    while plan.peak_bytes > limit:
+        smaller = _smaller(plan, forced)
+        if smaller == plan:
             break
-        plan = _priced(replace(plan, row_block=fewer), forced)
+        plan = _priced(smaller, forced)
+    return plan
+
+
+def _smaller(plan: Plan, forced: Override) -> Plan:
+    """The plan with half the tile, or itself where it cannot shrink. RECOMPUTE keeps its rows together and narrows its columns."""
+    if plan.strategy is Strategy.RECOMPUTE and forced.vocab_tile is None and plan.vocab_tile > _COLUMN_MULTIPLE["cpu"]:
+        return replace(plan, vocab_tile=_round_up(plan.vocab_tile // 2, _COLUMN_MULTIPLE["cpu"]))
+    group = plan.problem.group
+    if forced.row_block is None and plan.row_block > max(group, _ROW_MULTIPLE["cpu"]):
+        return replace(plan, row_block=_align(plan.row_block // 2, group))
     return plan
 
 
@@ -187,7 +196,8 @@ def _first_plan(problem: Problem, forced: Override) -> Plan:
     wide = accumulator_dtype(problem.dtype)
     if strategy is Strategy.BLOCKS:
         rows = sizes.block_bytes // _row_bytes(problem)
-        columns = problem.vocab if problem.device == "cuda" else sizes.recompute_columns
+        whole = mm_rounded_workspace(problem.vocab, problem.hidden, problem.dtype, problem.device) == 0
+        columns = problem.vocab if whole else sizes.recompute_columns
     elif strategy is Strategy.RECOMPUTE:
         columns = sizes.recompute_columns
         rows = sizes.block_bytes // (columns * wide.itemsize)

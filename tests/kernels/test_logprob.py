@@ -1,0 +1,317 @@
+"""`linear_logprob` against float64: every combination of needs, transforms, masks, layouts and dtypes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from frostline.kernels import linear_logprob
+from frostline.kernels.lm_head import plan as plans
+from frostline.kernels.lm_head.plan import override
+
+HIDDEN, VOCAB = 12, 300
+MANY_TILES = {"row_block": 4, "vocab_tile": 128}  # 300 is more than one tile and no multiple of it
+TRANSFORMS = [{}, {"temperature": 0.6, "softcap": 3.0, "logit_scale": 0.7}]
+
+
+def eager(hidden, weight, targets, bias=None, *, temperature=1.0, softcap=None, logit_scale=1.0, dtype=torch.float64):
+    """(logp, entropy) as people write it, in `dtype`."""
+    logits = F.linear(hidden, weight, bias).to(dtype) * logit_scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_p = (logits / temperature).log_softmax(-1)
+    return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+def inputs(dtype=torch.float64, shape=(2, 7), needs=(True, True, True), bias=True, vocab=VOCAB):
+    hidden = torch.randn(*shape, HIDDEN, dtype=dtype).requires_grad_(needs[0])
+    weight = torch.randn(vocab, HIDDEN, dtype=dtype).requires_grad_(needs[1])
+    offset = torch.randn(vocab, dtype=dtype).requires_grad_(needs[2]) if bias else None
+    return hidden, weight, torch.randint(vocab, shape), offset
+
+
+def gradients(tensors):
+    return [None if t is None else t.grad for t in tensors]
+
+
+@pytest.fixture(params=[{}, MANY_TILES], ids=["one tile", "many tiles"])
+def tiling(request):
+    with override(**request.param):
+        yield
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=["plain", "softcap"])
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)))
+def test_every_combination_of_needs(tiling, needs, entropy, transform):
+    hidden, weight, targets, bias = inputs(needs=needs)
+    doubles = [t.detach().clone().requires_grad_(t.requires_grad) for t in (hidden, weight, bias)]
+    found = linear_logprob(hidden, weight, targets, bias, return_entropy=entropy, **transform)
+    wanted = eager(doubles[0], doubles[1], targets, doubles[2], **transform)
+    found = found if entropy else (found,)
+    for ours, theirs in zip(found, wanted, strict=False):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    if any(needs):
+        upstream = [torch.randn(targets.shape, dtype=torch.float64) for _ in found]
+        torch.autograd.backward(found, upstream)
+        torch.autograd.backward(wanted[: len(found)], upstream)
+    for ours, theirs in zip(gradients((hidden, weight, bias)), gradients(doubles), strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_gradcheck(entropy, trained):
+    hidden, weight, targets, bias = inputs(needs=(True, trained, trained), shape=(5,), vocab=70)
+    active = torch.tensor([True, False, True, True, False])
+    leaves = (hidden, weight, bias) if trained else (hidden,)
+
+    def function(*given):
+        used = given if trained else (given[0], weight, bias)
+        return linear_logprob(used[0], used[1], targets, used[2], return_entropy=entropy, active=active, softcap=2.0)
+
+    with override(row_block=2, vocab_tile=64):
+        assert torch.autograd.gradcheck(function, leaves)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_error_is_at_most_plain_torch(tiling, dtype, trained):
+    """Against float64 of the same rounded inputs, relative to what plain torch in the same dtype gets wrong."""
+    hidden, weight, targets, bias = inputs(dtype, shape=(64,), needs=(True, trained, trained), vocab=900)
+    upstream = torch.randn(64)
+
+    def run(function, cast):
+        leaves = [t.detach().to(cast).requires_grad_(t.requires_grad) for t in (hidden, weight, bias)]
+        logp = function(leaves[0], leaves[1], targets, leaves[2])
+        logp.backward(upstream.to(logp.dtype))
+        return [logp.detach(), *(leaf.grad for leaf in leaves if leaf.requires_grad)]
+
+    ours = run(linear_logprob, dtype)
+    plain = run(lambda *args: eager(*args, dtype=torch.float32)[0], dtype)
+    exact = run(lambda *args: eager(*args)[0], torch.float64)
+    assert (ours[0] - exact[0]).abs().max() < 1e-5
+    for found, yardstick, wanted in zip(ours, plain, exact, strict=True):
+        assert found.dtype == yardstick.dtype
+        assert (found - wanted).norm() <= 1.5 * (yardstick - wanted).norm() + 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("blocks", [1, 16, 64])
+def test_weight_gradient_error_does_not_grow_with_the_tiles(blocks):
+    """Summed in bf16 over many tiles, it does."""
+    rows = 256
+    hidden, weight = torch.randn(rows, 32, dtype=torch.bfloat16), torch.randn(64, 32, dtype=torch.bfloat16)
+    targets, upstream = torch.randint(64, (rows,)), torch.rand(rows)
+    exact = weight.double().requires_grad_()
+    eager(hidden.double(), exact, targets)[0].backward(upstream.double())
+    weight.requires_grad_()
+    with override(row_block=rows // blocks, vocab_tile=64):
+        linear_logprob(hidden, weight, targets).backward(upstream)
+    rounding = (exact.grad.to(torch.bfloat16).double() - exact.grad).norm()
+    assert (weight.grad.double() - exact.grad).norm() <= 1.1 * rounding
+
+
+@pytest.mark.parametrize("declared", [None, 9, 12])
+@pytest.mark.parametrize("trained", [False, True])
+def test_masked_rows_hold_garbage(tiling, trained, declared):
+    """Exact zeros out, zero gradient, and NaN in them reaches nothing."""
+    hidden, weight, targets, bias = inputs(torch.float32, needs=(True, trained, trained), shape=(14,))
+    active = torch.zeros(14, dtype=torch.bool)
+    active[torch.randperm(14)[:9]] = True
+    with torch.no_grad():
+        hidden[~active] = float("nan")
+        targets[~active] = -100
+    logp, entropy = linear_logprob(hidden, weight, targets, bias, active=active, active_rows=declared, return_entropy=True)
+    assert torch.equal(logp[~active], torch.zeros(5)) and torch.equal(entropy[~active], torch.zeros(5))
+    wanted = eager(hidden.detach()[active].double(), weight.double(), targets[active], bias.double())
+    torch.testing.assert_close(logp[active].double(), wanted[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy[active].double(), wanted[1], rtol=1e-5, atol=1e-5)
+    (logp.sum() + entropy.sum()).backward()
+    assert torch.equal(hidden.grad[~active], torch.zeros(5, HIDDEN)) and (hidden.grad[active] != 0).all()
+    for parameter in (weight, bias) if trained else ():
+        assert torch.isfinite(parameter.grad).all()
+
+
+def test_masked_rows_when_the_mask_cannot_be_read(monkeypatch):
+    """On a device the count is not read: all rows are computed and masked, or as many as declared are gathered."""
+    from frostline.kernels.lm_head import rows
+
+    monkeypatch.setattr(rows, "is_readable", lambda tensor: False)
+    for declared in (None, 9, 12, 14):
+        hidden, weight, targets, bias = inputs(torch.float32, shape=(14,))
+        active = torch.arange(14) % 14 < 9
+        with torch.no_grad():
+            hidden[9:] = float("nan")
+        targets[9:] = 10**6
+        logp = linear_logprob(hidden, weight, targets, bias, active=active, active_rows=declared)
+        assert torch.equal(logp[9:], torch.zeros(5)) and torch.isfinite(logp).all()
+        logp.sum().backward()
+        assert torch.equal(hidden.grad[9:], torch.zeros(5, HIDDEN)) and torch.isfinite(weight.grad).all()
+    with pytest.raises(AssertionError):  # a count that is too small is loud, without asking the device
+        assert torch.isfinite(linear_logprob(hidden, weight, targets, bias, active=active, active_rows=4)).all()
+
+
+def test_all_rows_masked(tiling):
+    hidden, weight, targets, bias = inputs(torch.float32)
+    logp = linear_logprob(hidden, weight, targets, bias, active=torch.zeros(2, 7, dtype=torch.bool))
+    logp.sum().backward()
+    assert torch.equal(logp, torch.zeros(2, 7))
+    for leaf in (hidden, weight, bias):
+        assert torch.equal(leaf.grad, torch.zeros_like(leaf))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_empty_batch(trained):
+    hidden, weight, targets, bias = inputs(torch.float32, shape=(0, 7), needs=(True, trained, trained))
+    logp = linear_logprob(hidden, weight, targets, bias)
+    assert logp.shape == (0, 7)
+    logp.sum().backward()
+    assert hidden.grad.shape == hidden.shape
+    assert not trained or torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_layouts(trained):
+    """3-D, transposed and expanded hidden states; a weight that is a transposed view."""
+    base = torch.randn(7, 2, HIDDEN, requires_grad=True)
+    rows = torch.randn(1, 1, HIDDEN, requires_grad=True)
+    weight = torch.randn(HIDDEN, VOCAB, requires_grad=trained)
+    targets = torch.randint(VOCAB, (2, 7))
+    for leaf, hidden in ((base, base.transpose(0, 1)), (rows, rows.expand(2, 7, HIDDEN))):
+        linear_logprob(hidden, weight.t(), targets).sum().backward()
+        double = leaf.detach().double().requires_grad_()
+        shaped = double.transpose(0, 1) if leaf is base else double.expand(2, 7, HIDDEN)
+        eager(shaped, weight.detach().t().double(), targets)[0].sum().backward()
+        torch.testing.assert_close(leaf.grad.double(), double.grad, rtol=1e-4, atol=1e-4)
+        assert (weight.grad is not None) == trained
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_backward_twice_gives_the_same(tiling, trained):
+    """Nothing that is kept may be scaled in place."""
+    hidden, weight, targets, bias = inputs(torch.float32, needs=(True, trained, trained))
+    logp = linear_logprob(hidden, weight, targets, bias)
+    upstream = torch.randn(2, 7)
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf.requires_grad]
+    first = torch.autograd.grad(logp, leaves, upstream, retain_graph=True)
+    second = torch.autograd.grad(logp, leaves, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_frozen_weight_changes_nothing_but_the_work():
+    """With the same strategy (a differentiable entropy), the hidden gradient is the same bit for bit."""
+    found = []
+    for trained in (False, True):
+        torch.manual_seed(1)
+        hidden, weight, targets, bias = inputs(torch.float32, needs=(True, trained, trained))
+        with override(**MANY_TILES):
+            sum(x.sum() for x in linear_logprob(hidden, weight, targets, bias, return_entropy=True)).backward()
+        found.append(hidden.grad)
+        assert (weight.grad is not None) == trained
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_computed_without_grad(live_bytes, monkeypatch, mode):
+    chosen = []
+    monkeypatch.setattr(plans, "_strategy", lambda problem, rule=plans._strategy: chosen.append(rule(problem)) or chosen[-1])
+    hidden, weight, targets, bias = inputs(torch.float32, shape=(64,))
+    with mode(), override(row_block=8, vocab_tile=64), live_bytes() as tracker:
+        logp = linear_logprob(hidden, weight, targets, bias)
+    assert chosen == [plans.Strategy.FORWARD]
+    assert not logp.requires_grad
+    assert tracker.peak < hidden.numel() * 4 + 16384  # no room for a gradient of hidden beside the tile
+
+
+def test_autocast_casts_as_linear_does():
+    hidden, weight, targets, bias = inputs(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logp = linear_logprob(hidden, weight, targets, bias)
+    wanted = linear_logprob(hidden.bfloat16(), weight.bfloat16(), targets, bias.bfloat16())
+    assert logp.dtype == torch.float32 and torch.equal(logp, wanted)
+    logp.sum().backward()
+    assert hidden.grad.dtype == weight.grad.dtype == bias.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("softcap, vocab, dtype", itertools.product([1.0, 30.0], [32000, 65537], [torch.bfloat16, torch.float32]))
+def test_softcap_at_real_vocabularies(softcap, vocab, dtype):
+    hidden, weight, targets, _ = inputs(dtype, shape=(3,), needs=(True, False, False), vocab=vocab)
+    wanted = eager(hidden.detach().double(), weight.double(), targets, softcap=softcap)[0]
+    assert (linear_logprob(hidden, weight, targets, softcap=softcap) - wanted).abs().max() < 1e-5
+
+
+def test_compiled_around_gives_the_same():
+    hidden, weight, targets, bias = inputs(torch.float32)
+
+    def loss(states):
+        return (linear_logprob(torch.tanh(states), weight, targets, bias) * 2).sum()
+
+    eager_value = loss(hidden)
+    eager_value.backward()
+    wanted, hidden.grad = hidden.grad, None
+    value = torch.compile(loss, backend="aot_eager")(hidden)
+    value.backward()
+    torch.testing.assert_close(value, eager_value)
+    torch.testing.assert_close(hidden.grad, wanted)
+
+
+def test_triton_tiles_through_the_engine():
+    """The interpreter runs the real kernels under the engine, GPU branches included."""
+    if torch.cuda.is_available():
+        pytest.skip("interpreter only")
+    from frostline.kernels.lm_head.tiles import interpreted
+    from frostline.kernels.matmul import target_device
+
+    hidden, weight, targets, bias = inputs(torch.float16, shape=(6,))
+    doubles = [t.detach().double().requires_grad_() for t in (hidden, weight, bias)]
+    active = torch.tensor([True, True, False, True, True, True])
+    with interpreted(), target_device("cuda"), override(row_block=4, vocab_tile=128):
+        for trained in (False, True):
+            weight.requires_grad_(trained), bias.requires_grad_(trained)
+            (linear_logprob(hidden, weight, targets, bias, active=active, softcap=4.0) * 3).sum().backward()
+    (eager(doubles[0], doubles[1], targets, doubles[2], softcap=4.0)[0] * active * 3).sum().backward()
+    torch.testing.assert_close(hidden.grad.double() / 2, doubles[0].grad, rtol=1e-2, atol=2e-2)
+    torch.testing.assert_close(weight.grad.double(), doubles[1].grad, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(bias.grad.double(), doubles[2].grad, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "changes, error, words",
+    [
+        ({"weight": torch.randn(VOCAB, HIDDEN + 1)}, ValueError, "hidden: got shape"),
+        ({"weight": torch.randn(VOCAB, HIDDEN).bfloat16()}, TypeError, "weight: got torch.bfloat16, wanted torch.float32"),
+        ({"weight": torch.empty(0)}, RuntimeError, "weight: got shape .* empty storage"),
+        ({"bias": torch.randn(VOCAB + 1)}, ValueError, r"bias: got shape \(301,\), wanted \(300,\)"),
+        ({"targets": torch.zeros(3, 7).long()}, ValueError, r"targets: got shape \(3, 7\), wanted \(2, 7\)"),
+        ({"targets": torch.zeros(2, 7)}, TypeError, "targets: got torch.float32, wanted an integer"),
+        ({"targets": torch.full((2, 7), VOCAB)}, ValueError, "targets: got 300 in row 0, wanted 0 to 299"),
+        ({"hidden": torch.zeros(2, 7, HIDDEN).long()}, TypeError, "hidden: got torch.int64"),
+        ({"hidden": torch.zeros(2, 7, HIDDEN, device="meta")}, ValueError, "weight: got device cpu, wanted meta"),
+        ({"active": torch.ones(2, dtype=torch.bool)}, ValueError, r"active: got shape \(2,\)"),
+        ({"active_rows": 15}, ValueError, "active_rows: got 15, wanted a count from 0 to 14"),
+        ({"active_rows": 3}, ValueError, "active_rows: got 3 without a mask"),
+        ({"active_rows": 3, "active": torch.ones(2, 7).bool()}, ValueError, "active_rows: got 3, wanted 14"),
+        ({"temperature": 0.0}, ValueError, "temperature: got 0.0, wanted a positive number"),
+        ({"softcap": -1.0}, ValueError, "softcap: got -1.0"),
+        ({"logit_scale": float("inf")}, ValueError, "logit_scale: got inf"),
+    ],
+)
+def test_errors_name_the_argument(changes, error, words):
+    hidden, weight, targets, bias = inputs(torch.float32)
+    given = {"hidden": hidden, "weight": weight, "targets": targets, "bias": bias, **changes}
+    with pytest.raises(error, match=words):
+        linear_logprob(**given)
+
+
+def test_freed_storage_is_refused():
+    """FSDP frees a parameter's storage between uses and keeps its shape."""
+    hidden, weight, targets, bias = inputs(torch.float32)
+    with torch.no_grad():
+        weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="weight: got shape .* gather it first"):
+        linear_logprob(hidden, weight, targets, bias)
