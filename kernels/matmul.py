@@ -1,8 +1,8 @@
 """Matrix products with fp32 results and fp32 accumulation: the one place of the head that branches on the device.
 
-A low-precision product on a GPU accumulates in fp32 inside the tensor cores, but torch rounds its result unless it is asked for
-`out_dtype=torch.float32`, which exists on CUDA only and which torch's FLOP counter does not know. So that product is an op of our
-own, `frostline::mm_wide`, with a fake (shapes without data) and a FLOP formula. Elsewhere the operands are widened slab by slab.
+A low-precision product on a GPU accumulates in fp32 inside the tensor cores, but torch rounds its result unless it is asked
+for `out_dtype=torch.float32`, which exists on CUDA only and which torch's FLOP counter does not know. So that product is an op
+of our own, `frostline::mm_wide`, with a fake and a FLOP formula. Elsewhere the operands are widened slab by slab.
 
 `target_device("cuda")` makes tensors on the CPU take the branches that a GPU would take: the cost model runs fake CPU tensors
 under it, and the tests run those branches on real numbers without a GPU.
@@ -25,7 +25,7 @@ _target: ContextVar[str | None] = ContextVar("frostline_target_device", default=
 _SLAB_ELEMENTS = 1 << 22
 
 # From this many output elements on, cuBLAS has output tiles enough to fill any GPU several times over and does not split the
-# inner dimension, so a low-precision result is rounded once. Smaller outputs go through an fp32 result, which costs nothing there.
+# inner dimension, so a low-precision result is rounded once. Smaller outputs go through an fp32 result, which is cheap there.
 _UNSPLIT_ELEMENTS = 1 << 24
 
 

@@ -1,7 +1,7 @@
 """What does freezing the lm_head save in a GRPO step? One policy-gradient step over the head: forward and backward.
 
-`unpruned` runs the package's own head as a trained one whatever is frozen (what most training code does), `pruned` computes only
-what is asked for, `torch` is plain eager code. Without a reference model (beta = 0), as in the published measurements of this
+`unpruned` runs the package's own head as a trained one whatever is frozen (what most training code does), `pruned` only what
+is asked for, `torch` is plain eager code. Without a reference model (beta = 0), as in the published measurements of this
 loss; token level. Verified against float64 computed in blocks of rows by plain torch.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import linear
 
 from frostline.harness import Preset, Step, suite
 from frostline.kernels import FusedLinearGRPOLoss, linear_logprob
@@ -63,11 +63,20 @@ class _Inputs:
 
 
 def _make_inputs(
-    device: str, *, vocab: int, seq_len: int, batch: int, hidden: int, trained: bool, bias: bool, dtype: torch.dtype, masked: float
+    device: str,
+    *,
+    vocab: int,
+    seq_len: int,
+    batch: int,
+    hidden: int,
+    trained: bool,
+    bias: bool,
+    dtype: torch.dtype,
+    masked: float,
 ) -> _Inputs:
     """Logits of unit variance; old log-probs within 10 % of the policy's, with one token in ten clearly clipped.
 
-    The policy's own log-probs are estimated from the target's logit and the logits' variance, so that no [tokens, vocab] exists;
+    The policy's own log-probs are estimated from the target's logit and the logits' variance: no [tokens, vocab] exists;
     ratios stay clear of the clip bounds, so that verification is not about which side of a bound a rounding falls.
     """
     states = torch.randn(batch, seq_len, hidden, device=device, dtype=dtype)
@@ -114,7 +123,7 @@ def _plain_loss(logp: Tensor, inputs: _Inputs, loss_type: str) -> Tensor:
 
 
 def _plain_logp(inputs: _Inputs) -> Tensor:
-    logits = F.linear(inputs.hidden, inputs.weight, inputs.bias).float()
+    logits = linear(inputs.hidden, inputs.weight, inputs.bias).float()
     return logits.log_softmax(-1).gather(-1, inputs.targets.unsqueeze(-1)).squeeze(-1)
 
 
@@ -169,7 +178,7 @@ class _Reference:
         bias = None if self.inputs.bias is None else self.inputs.bias.detach().double()
         for first in range(0, self.rows, _REFERENCE_ROWS):
             rows = slice(first, first + _REFERENCE_ROWS)
-            yield rows, F.linear(self.hidden[rows], weight, bias).log_softmax(1)
+            yield rows, linear(self.hidden[rows], weight, bias).log_softmax(1)
 
 
 def _gradients(inputs: _Inputs) -> dict[str, Tensor]:
@@ -195,6 +204,7 @@ def _forward(implementation: str, inputs: _Inputs, loss_type: str) -> Callable[[
     )
 
     def loss() -> Tensor:
+        value: Tensor
         value, _metrics = module(
             inputs.hidden,
             inputs.weight,

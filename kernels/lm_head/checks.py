@@ -41,7 +41,9 @@ def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
     if weight.dtype != hidden.dtype:
         raise TypeError(f"{names['weight']}: got {weight.dtype}, wanted {hidden.dtype}, the dtype of {names['hidden']}")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"{names['bias']}: got shape {_shape(bias)}, wanted ({weight.shape[0]},), the rows of {names['weight']}")
+        raise ValueError(
+            f"{names['bias']}: got shape {_shape(bias)}, wanted ({weight.shape[0]},), the rows of {names['weight']}"
+        )
     if targets.dtype.is_floating_point or targets.dtype.is_complex or targets.dtype == torch.bool:
         raise TypeError(f"{names['targets']}: got {targets.dtype}, wanted an integer dtype")
     check_shape(targets, tuple(hidden.shape[:-1]), names["targets"], f"that of {names['hidden']} without its last dimension")

@@ -69,7 +69,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Per row, [N] fp32 (fp64): the log-prob of the target, log sum exp of the logits, and the entropy where it was asked for."""
+    """Per row, [N] fp32 (fp64): log-prob of the target, log sum exp of the logits, and the entropy where it was asked for."""
 
     logp: Tensor
     log_z: Tensor
@@ -212,7 +212,7 @@ def recompute(
             block = head.rows(rows)
             x = _logits(block, columns, buffer)
             tile = x if out is None else out[: x.shape[0], : x.shape[1]]
-            entropy_pair = (None, None)
+            entropy_pair: tuple[Tensor | None, Tensor | None] = (None, None)
             if grad_entropy is not None and statistics.entropy is not None:
                 entropy_pair = (grad_entropy[rows], statistics.entropy[rows])
             tiles.gradient_tile(

@@ -105,7 +105,9 @@ def fused_linear_grpo_loss(
     group = mask.shape[1] if options.level == "sequence" else 1
     if _formed_in_forward(hidden, weight, bias, rows, group, prune):
         loss = _GroupedLoss(batch.map(lambda values: rows.take(values.reshape(-1))), options, group)
-        return _known_loss(hidden, weight, bias, targets, rows, LossCall(loss, transform, rows.masked, prune))
+        found: tuple[Tensor, tuple[Tensor, ...]]
+        found = _known_loss(hidden, weight, bias, targets, rows, LossCall(loss, transform, rows.masked, prune))
+        return found
     logp, _ = logprob_of_rows(hidden, weight, bias, targets, rows, transform, prune=prune)
     return policy_loss(logp.reshape(mask.shape), batch, options)
 
@@ -131,9 +133,7 @@ def _formed_in_forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, rows
     )
 
 
-def _check(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, mask: Tensor, advantages: Tensor
-) -> None:
+def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, mask: Tensor, advantages: Tensor) -> None:
     check_head(hidden, weight, bias, targets, _NAMES)
     if hidden.ndim != 3:
         raise ValueError(f"_input: got shape {tuple(hidden.shape)}, wanted (batch, sequence, hidden)")
@@ -181,12 +181,14 @@ def _reference_logps(
     reference: Tensor | Reference | None, targets: Tensor, rows: Rows, transform: Transform, options: PolicyOptions
 ) -> Tensor | None:
     """[B, T] log-probs of the reference, by one forward-only product where a model is given. Nothing when beta is 0."""
-    if options.beta == 0.0 or reference is None or isinstance(reference, Tensor):
-        return None if options.beta == 0.0 else reference
+    if options.beta == 0.0 or reference is None:
+        return None
+    if isinstance(reference, Tensor):
+        return reference
     with torch.no_grad():
         hidden, weight, bias = as_autocast_would(reference.hidden, reference.weight, reference.bias)
         check_head(hidden, weight, bias, targets, _REFERENCE_NAMES)
-        logp, _ = logprob_of_rows(hidden, weight, bias, targets, rows, transform)
+        logp: Tensor = logprob_of_rows(hidden, weight, bias, targets, rows, transform)[0]
     return logp.reshape(targets.shape)
 
 

@@ -1,4 +1,4 @@
-"""A loss that is known in the forward: its gradients are formed there, while the logits are at hand, and the backward scales them."""
+"""A loss that is known in the forward: its gradients are formed there, with the logits at hand; the backward scales them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from frostline.kernels.lm_head.transform import Transform
 class KnownLoss(Protocol):
     """A loss over the rows that are computed."""
 
-    group: int
-    """How many consecutive rows must be judged together: 1, or the length of a sequence."""
+    @property
+    def group(self) -> int:
+        """How many consecutive rows must be judged together: 1, or the length of a sequence."""
 
     def total(self, logp: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss and its metrics, from the log-probs of all rows, [n]."""
@@ -91,7 +92,7 @@ class _LinearLoss(torch.autograd.Function):
         return loss, *metrics
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # torch ships no annotation for it
+    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         # Always multiplied: asking whether the factor is 1 would stall the device, and what is kept must stay as it is.
         *formed, kept, hidden, weight, bias, targets = ctx.saved_tensors

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from frostline.kernels.lm_head import engine
 from frostline.kernels.lm_head.checks import check_head, check_shape
 from frostline.kernels.lm_head.engine import Gradients, Head, Statistics
-from frostline.kernels.lm_head.plan import Needs, Plan, Problem, Strategy, make_plan
+from frostline.kernels.lm_head.plan import Needs, Problem, Strategy, make_plan
 from frostline.kernels.lm_head.rows import Rows
 from frostline.kernels.lm_head.transform import Transform
 from frostline.kernels.matmul import device_kind
@@ -130,7 +130,7 @@ def logprob_of_rows(
     entropy: bool = False,
     prune: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs (and entropies) of all rows, [rows.count]. Inputs are checked. `prune=False` computes parameter gradients anyway."""
+    """Log-probs (and entropies) of all rows, [rows.count], of checked inputs. `prune=False` makes parameter gradients anyway."""
     grad = torch.is_grad_enabled()
     chosen = rows.targets(targets, weight.shape[0])
     call = _Call(transform, rows.masked, entropy, grad, prune)
@@ -211,7 +211,7 @@ class _LinearLogProb(torch.autograd.Function):
         return statistics.logp, statistics.entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # torch ships no annotation for it
+    @once_differentiable
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         call, plan, needs = ctx.head_of, ctx.plan, ctx.needs
         if grad_logp is None and grad_entropy is None:

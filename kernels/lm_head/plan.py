@@ -78,7 +78,9 @@ class Problem:
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that are returned."""
         needs, size = self.needs, self.dtype.itemsize
-        return size * (needs.hidden * self.rows * self.hidden + needs.weight * self.vocab * self.hidden + needs.bias * self.vocab)
+        return size * (
+            needs.hidden * self.rows * self.hidden + needs.weight * self.vocab * self.hidden + needs.bias * self.vocab
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Sizes:
     block_bytes: int
 
 
-# CUDA: two GEMMs of 2048 x 4096 x 16384 fill an H200 for 0.8 ms, and their tile (fp32 logits, bf16 probabilities) takes 192 MiB.
+# CUDA: two GEMMs of 2048 x 4096 x 16384 fill an H200 for 0.8 ms, and their tile (fp32 logits, bf16 exponentials) is 192 MiB.
 # CPU: a tile that the last-level cache can hold in part; wider tiles only add memory traffic.
 _SIZES = {
     "cuda": Sizes(stream_rows=2048, stream_columns=16384, recompute_columns=8192, block_bytes=1 << 30),
@@ -99,6 +101,7 @@ _SIZES = {
 }
 _COLUMN_MULTIPLE = {"cuda": 256, "cpu": 64}
 _ROW_MULTIPLE = {"cuda": 128, "cpu": 8}
+_PRODUCT_COLUMNS = 2048  # of d weight at a time, where the product goes through an fp32 result
 _STATISTICS_PER_ROW = 32  # fp32 values: statistics, log-probs, coefficients of the loss and their temporaries, rounded up
 
 
@@ -142,12 +145,17 @@ class Override:
     keep_tiles: bool | None = None
 
 
-_override: ContextVar[Override] = ContextVar("frostline_plan_override", default=Override())
+_NOTHING = Override()
+_override: ContextVar[Override] = ContextVar("frostline_plan_override", default=_NOTHING)
 
 
 @contextmanager
 def override(
-    *, row_block: int | None = None, vocab_tile: int | None = None, memory_budget: int | None = None, keep_tiles: bool | None = None
+    *,
+    row_block: int | None = None,
+    vocab_tile: int | None = None,
+    memory_budget: int | None = None,
+    keep_tiles: bool | None = None,
 ) -> Iterator[None]:
     """Plans made inside take these sizes. `memory_budget` is in bytes above the inputs, and shrinks tiles until they fit."""
     for name, value in (("row_block", row_block), ("vocab_tile", vocab_tile), ("memory_budget", memory_budget)):
@@ -161,7 +169,7 @@ def override(
 
 
 def make_plan(problem: Problem) -> Plan:
-    """Choose strategy and tiles. The plan's peak stays within the budget, and within the unfused path's, while tiles can shrink."""
+    """Choose strategy and tiles: a peak within the budget and within the unfused path's, as far as tiles can shrink."""
     forced = _override.get()
     plan = _first_plan(problem, forced)
     limit = min(problem.unfused_bytes, forced.memory_budget or problem.unfused_bytes)
@@ -174,7 +182,7 @@ def make_plan(problem: Problem) -> Plan:
 
 
 def _smaller(plan: Plan, forced: Override) -> Plan:
-    """The plan with half the tile, or itself where it cannot shrink. RECOMPUTE keeps its rows together and narrows its columns."""
+    """The plan with half the tile, or itself where it cannot shrink. RECOMPUTE keeps rows together and narrows its columns."""
     if plan.strategy is Strategy.RECOMPUTE and forced.vocab_tile is None and plan.vocab_tile > _COLUMN_MULTIPLE["cpu"]:
         return replace(plan, vocab_tile=_round_up(plan.vocab_tile // 2, _COLUMN_MULTIPLE["cpu"]))
     group = plan.problem.group
@@ -197,7 +205,7 @@ def _first_plan(problem: Problem, forced: Override) -> Plan:
     if strategy is Strategy.BLOCKS:
         rows = sizes.block_bytes // _row_bytes(problem)
         whole = mm_rounded_workspace(problem.vocab, problem.hidden, problem.dtype, problem.device) == 0
-        columns = problem.vocab if whole else sizes.recompute_columns
+        columns = problem.vocab if whole else _PRODUCT_COLUMNS
     elif strategy is Strategy.RECOMPUTE:
         columns = sizes.recompute_columns
         rows = sizes.block_bytes // (columns * wide.itemsize)
@@ -207,7 +215,9 @@ def _first_plan(problem: Problem, forced: Override) -> Plan:
         strategy,
         problem,
         row_block=forced.row_block or _even_share(problem.rows, max(rows, 1), _multiple(_ROW_MULTIPLE, problem.device)),
-        vocab_tile=min(problem.vocab, forced.vocab_tile or _even_share(problem.vocab, columns, _multiple(_COLUMN_MULTIPLE, problem.device))),
+        vocab_tile=min(
+            problem.vocab, forced.vocab_tile or _even_share(problem.vocab, columns, _multiple(_COLUMN_MULTIPLE, problem.device))
+        ),
         tile_dtype=problem.dtype if problem.device == "cuda" else wide,
     )
     grouped = _align(plan.row_block, problem.group) if problem.loss_known else plan.row_block
@@ -279,7 +289,9 @@ def _blocks_peak(plan: Plan, block: int, weight_gradient: int, row_accumulator: 
         return bias + max(walk, scaled_hidden + kept + weight_gradient + product)
     accumulator = problem.needs.weight * problem.vocab * problem.hidden * wide
     rounded = weight_gradient if problem.dtype.itemsize < wide else 0
-    return bias + max(accumulator + logits + gradient + row_accumulator, accumulator + rounded, scaled_hidden + 2 * weight_gradient)
+    return bias + max(
+        accumulator + logits + gradient + row_accumulator, accumulator + rounded, scaled_hidden + 2 * weight_gradient
+    )
 
 
 def _row_bytes(problem: Problem) -> int:

@@ -93,7 +93,7 @@ def grpo(mask: Tensor, _options: PolicyOptions, _items: float | Tensor | None) -
 
 
 def bnpo(mask: Tensor, _options: PolicyOptions, _items: float | Tensor | None) -> Tensor:
-    """Each token of the batch counts alike: weight M / sum M. Named in Hugging Face TRL; the token mean of DAPO over a local batch."""
+    """Each token of the batch counts alike: weight M / sum M. TRL's name for DAPO's mean over a local batch."""
     return mask / mask.sum().clamp(min=1.0)
 
 
@@ -134,7 +134,7 @@ def log_importance_ratio(logp: Tensor, batch: PolicyBatch, level: str) -> Tensor
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, options: PolicyOptions) -> Tensor:
-    """-min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A). Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7."""
+    """-min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A). Schulman et al. 2017, arxiv.org/abs/1707.06347."""
     clipped = ratio.clamp(1 - options.epsilon_low, 1 + options.epsilon_high)
     unclipped = ratio if options.delta is None else ratio.clamp(max=options.delta)
     return -torch.min(unclipped * advantages, clipped * advantages)
@@ -179,5 +179,7 @@ def policy_loss(logp: Tensor, batch: PolicyBatch, options: PolicyOptions) -> tup
     found = terms(logp, batch, options)
     loss = (found.loss * batch.weights).sum()
     tokens = batch.mask.sum().clamp(min=1.0)
-    reported = [found.clipped.to(batch.mask.dtype)] if found.kl is None else [found.kl.detach(), found.clipped.to(batch.mask.dtype)]
+    reported = (
+        [found.clipped.to(batch.mask.dtype)] if found.kl is None else [found.kl.detach(), found.clipped.to(batch.mask.dtype)]
+    )
     return loss, tuple((values * batch.mask).sum() / tokens for values in reported)

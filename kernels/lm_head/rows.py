@@ -45,7 +45,9 @@ class Rows:
         check_active_rows(active_rows, count)
         if active is None:
             if active_rows not in (None, count):
-                raise ValueError(f"active_rows: got {active_rows} without a mask, wanted `active` to say which of {count} rows count")
+                raise ValueError(
+                    f"active_rows: got {active_rows} without a mask, wanted `active` to say which of {count} rows count"
+                )
             return Rows(count)
         active = active.reshape(-1).bool()
         if is_readable(active):
@@ -66,7 +68,7 @@ class Rows:
         return values.index_select(0, self.index.clamp(max=max(self.count - 1, 0)))
 
     def targets(self, targets: Tensor, vocab: int) -> Tensor:
-        """Targets of the computed rows, int64: `INACTIVE` where a row does not count, `vocab` (never met, NaN) where out of range."""
+        """Targets of the computed rows, int64: `INACTIVE` where a row does not count, `vocab` (never met: NaN) out of range."""
         flat = targets.reshape(-1).long()
         out_of_range = (flat < 0) | (flat >= vocab)
         if self.active is not None:

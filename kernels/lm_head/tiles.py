@@ -1,4 +1,4 @@
-"""The elementwise work on a tile of logits, as registered ops: `torch.ops.frostline.{reduce,fold,gradient}_tile, {rescale,finish}_rows`.
+"""The elementwise work on a tile of logits, as registered ops of `torch.ops.frostline`.
 
 A tile is `x` [rows, width], fp32 (fp64): raw products of a row block with a slice of the vocabulary that begins at `start`. The
 ops add the bias, apply the `Transform` (inner, outer, capped) and keep per-row statistics, all [rows] in the tile's dtype:
@@ -31,16 +31,18 @@ _SCHEMAS = {
     # Fold a tile into maximum, total, target_logit and, if given, moment. `first` starts them afresh.
     "reduce_tile": "(Tensor x, Tensor? bias, Tensor targets, Tensor(a!) maximum, Tensor(b!) total, Tensor(c!)? moment,"
     f" Tensor(d!) target_logit, int start, bool first, {_SCALARS}) -> ()",
-    # The same without moment, and write exp(z - maximum) * (dz/dx / steepest) to `p` (None: over x, scratch either way). `maximum` moves only when a
-    # tile exceeds it by more than `limit`; `rescale` is what the earlier tiles' sums must then be multiplied by, else 1.
+    # The same without moment, and write exp(z - maximum) * (dz/dx / steepest) to `p` (None: over x, which is scratch either
+    # way). `maximum` moves only when a tile exceeds it by more than `limit`; `rescale` is what the sums of earlier tiles must
+    # then be multiplied by, else 1.
     "fold_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor(b!)? p, Tensor(c!) maximum, Tensor(d!) total,"
     f" Tensor(e!) target_logit, Tensor(f!) rescale, int start, bool first, float limit, {_SCALARS}) -> ()",
-    # d loss / d x to `out` (None: over x, which is scratch either way) from d loss / d logp = grad_logp and d loss / d entropy = grad_entropy (with entropy).
+    # Write d loss / d x to `out` (None: over x, which is scratch either way), from d loss / d logp = grad_logp and, with the
+    # entropy, d loss / d entropy = grad_entropy.
     "gradient_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor log_z, Tensor grad_logp, Tensor? grad_entropy,"
     f" Tensor? entropy, Tensor(b!)? out, int start, {_SCALARS}) -> ()",
-    # values[r] *= factor[r]
+    # Multiply row r of values by factor[r].
     "rescale_rows": "(Tensor(a!) values, Tensor factor) -> ()",
-    # out[r] = onto_target[r] * weight[targets[r]] - onto_mean[r] * mean[r], zero for inactive rows
+    # Write onto_target[r] * weight[targets[r]] - onto_mean[r] * mean[r] to row r of out, zeros for inactive rows.
     "finish_rows": "(Tensor mean, Tensor weight, Tensor targets, Tensor onto_target, Tensor onto_mean, Tensor(a!) out) -> ()",
 }
 
@@ -49,7 +51,7 @@ _cpu_tiles: ModuleType = tiles_torch
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Run the Triton tiles on CPU tensors, in Triton's interpreter: TRITON_INTERPRET=1 must be set before triton is imported."""
+    """Run the Triton tiles on CPU tensors, in Triton's interpreter: TRITON_INTERPRET=1 must be set before they are imported."""
     global _cpu_tiles
     from frostline.kernels.lm_head import tiles_triton
 

@@ -183,7 +183,18 @@ def _rescale_kernel(values, stride, factor, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _finish_kernel(
-    mean, mean_stride, weight, weight_stride, targets, onto_target, onto_mean, out, out_stride, vocab, width, BLOCK: tl.constexpr
+    mean,
+    mean_stride,
+    weight,
+    weight_stride,
+    targets,
+    onto_target,
+    onto_mean,
+    out,
+    out_stride,
+    vocab,
+    width,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)

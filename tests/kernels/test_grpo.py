@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import linear
 
 from frostline.kernels import FusedLinearGRPOLoss
 from frostline.kernels.lm_head import plan as plans
@@ -61,16 +61,18 @@ def make_case(dtype=torch.float32, trained=False, bias=False, old=True, masked=T
         mask[0, 4:] = 0
         mask[2] = 0
     with torch.no_grad():
-        logp = F.linear(hidden, weight, offset).float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+        logp = linear(hidden, weight, offset).float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     return Case(
         hidden, weight, offset, targets, mask, torch.randn(BATCH),
         logp + 0.3 * torch.randn(BATCH, LENGTH) if old else None, logp + 0.5 * torch.randn(BATCH, LENGTH),
     )  # fmt: skip
 
 
-def eager(case, *, loss_type, level="token", beta=0.1, low=0.2, high=0.2, temperature=1.0, delta=None, corrected=False, items=None):
+def eager(
+    case, *, loss_type, level="token", beta=0.1, low=0.2, high=0.2, temperature=1.0, delta=None, corrected=False, items=None
+):
     """Loss and metrics in float64, in the order in which the papers say it."""
-    logits = F.linear(case.hidden, case.weight, case.bias) / temperature
+    logits = linear(case.hidden, case.weight, case.bias) / temperature
     logp = logits.log_softmax(-1).gather(-1, case.targets[..., None])[..., 0]
     mask = case.mask.double()
     old = logp.detach() if case.old is None else case.old
@@ -137,7 +139,8 @@ def tiling(request):
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_loss_and_gradients(tiling, loss_type, level, trained, bias, prune):
+@pytest.mark.usefixtures("tiling")
+def test_loss_and_gradients(loss_type, level, trained, bias, prune):
     case = make_case(trained=trained, bias=bias)
     compare(case, module_of(loss_type, level, prune=prune), {"loss_type": loss_type, "level": level})
 
@@ -194,7 +197,7 @@ def test_reference_model(bias):
     case = make_case(masked=False)
     hidden, weight = torch.randn(BATCH, LENGTH, 5), torch.randn(VOCAB, 5, requires_grad=True)
     offset = torch.randn(VOCAB) if bias else None
-    logits = F.linear(hidden, weight, offset) / 0.8
+    logits = linear(hidden, weight, offset) / 0.8
     case.reference = logits.log_softmax(-1).gather(-1, case.targets[..., None])[..., 0].detach()
     given = case.run(module_of(temperature=0.8))
     case.reference = None
@@ -222,13 +225,16 @@ def test_own_reference_without_a_reference_model():
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("declared", [None, 10, 14, BATCH * LENGTH])
-def test_padding_holds_garbage(monkeypatch, tiling, level, trained, prune, declared):
-    """Old log-probs of -inf, NaN or 200 away, hidden states of NaN, targets of -100: nothing gets out, whether masked or gathered."""
-    monkeypatch.setattr("frostline.kernels.lm_head.rows.is_readable", lambda tensor: False)
+@pytest.mark.usefixtures("tiling")
+def test_padding_holds_garbage(monkeypatch, level, trained, prune, declared):
+    """Old log-probs of -inf, NaN or 200 away, hidden states of NaN, targets of -100: nothing of it gets out."""
+    monkeypatch.setattr("frostline.kernels.lm_head.rows.is_readable", lambda _: False)
     case = make_case(trained=trained, bias=True)
     clean = make_case(trained=trained, bias=True)
     for name, value in vars(clean).items():
-        setattr(clean, name, getattr(case, name).detach().clone().requires_grad_(value.requires_grad) if value is not None else None)
+        setattr(
+            clean, name, getattr(case, name).detach().clone().requires_grad_(value.requires_grad) if value is not None else None
+        )
     padded = case.mask == 0
     with torch.no_grad():
         case.hidden[padded] = float("nan")
@@ -374,8 +380,8 @@ def test_compiled_around_gives_the_same():
 
 CONSTRUCTOR = (
     "beta compiled use_ref_model chunk_size epsilon_low epsilon_high loss_type max_completion_length importance_sampling_level"
-    " sapo_temperature_pos sapo_temperature_neg temperature delta use_bias_correction_kl vespo_k_pos vespo_lambda_pos vespo_k_neg"
-    " vespo_lambda_neg"
+    " sapo_temperature_pos sapo_temperature_neg temperature delta use_bias_correction_kl vespo_k_pos vespo_lambda_pos"
+    " vespo_k_neg vespo_lambda_neg"
 )
 FORWARD = (
     "_input lin_weight selected_token_ids attention_mask advantages bias ref_per_token_logps old_per_token_logps ref_input"

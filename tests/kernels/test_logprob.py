@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import linear
 
 from frostline.kernels import linear_logprob
 from frostline.kernels.lm_head import plan as plans
@@ -19,7 +19,7 @@ TRANSFORMS = [{}, {"temperature": 0.6, "softcap": 3.0, "logit_scale": 0.7}]
 
 def eager(hidden, weight, targets, bias=None, *, temperature=1.0, softcap=None, logit_scale=1.0, dtype=torch.float64):
     """(logp, entropy) as people write it, in `dtype`."""
-    logits = F.linear(hidden, weight, bias).to(dtype) * logit_scale
+    logits = linear(hidden, weight, bias).to(dtype) * logit_scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     log_p = (logits / temperature).log_softmax(-1)
@@ -46,7 +46,8 @@ def tiling(request):
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=["plain", "softcap"])
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)))
-def test_every_combination_of_needs(tiling, needs, entropy, transform):
+@pytest.mark.usefixtures("tiling")
+def test_every_combination_of_needs(needs, entropy, transform):
     hidden, weight, targets, bias = inputs(needs=needs)
     doubles = [t.detach().clone().requires_grad_(t.requires_grad) for t in (hidden, weight, bias)]
     found = linear_logprob(hidden, weight, targets, bias, return_entropy=entropy, **transform)
@@ -81,7 +82,8 @@ def test_gradcheck(entropy, trained):
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_error_is_at_most_plain_torch(tiling, dtype, trained):
+@pytest.mark.usefixtures("tiling")
+def test_error_is_at_most_plain_torch(dtype, trained):
     """Against float64 of the same rounded inputs, relative to what plain torch in the same dtype gets wrong."""
     hidden, weight, targets, bias = inputs(dtype, shape=(64,), needs=(True, trained, trained), vocab=900)
     upstream = torch.randn(64)
@@ -118,7 +120,8 @@ def test_weight_gradient_error_does_not_grow_with_the_tiles(blocks):
 
 @pytest.mark.parametrize("declared", [None, 9, 12])
 @pytest.mark.parametrize("trained", [False, True])
-def test_masked_rows_hold_garbage(tiling, trained, declared):
+@pytest.mark.usefixtures("tiling")
+def test_masked_rows_hold_garbage(trained, declared):
     """Exact zeros out, zero gradient, and NaN in them reaches nothing."""
     hidden, weight, targets, bias = inputs(torch.float32, needs=(True, trained, trained), shape=(14,))
     active = torch.zeros(14, dtype=torch.bool)
@@ -141,7 +144,7 @@ def test_masked_rows_when_the_mask_cannot_be_read(monkeypatch):
     """On a device the count is not read: all rows are computed and masked, or as many as declared are gathered."""
     from frostline.kernels.lm_head import rows
 
-    monkeypatch.setattr(rows, "is_readable", lambda tensor: False)
+    monkeypatch.setattr(rows, "is_readable", lambda _: False)
     for declared in (None, 9, 12, 14):
         hidden, weight, targets, bias = inputs(torch.float32, shape=(14,))
         active = torch.arange(14) % 14 < 9
@@ -156,7 +159,8 @@ def test_masked_rows_when_the_mask_cannot_be_read(monkeypatch):
         assert torch.isfinite(linear_logprob(hidden, weight, targets, bias, active=active, active_rows=4)).all()
 
 
-def test_all_rows_masked(tiling):
+@pytest.mark.usefixtures("tiling")
+def test_all_rows_masked():
     hidden, weight, targets, bias = inputs(torch.float32)
     logp = linear_logprob(hidden, weight, targets, bias, active=torch.zeros(2, 7, dtype=torch.bool))
     logp.sum().backward()
@@ -192,7 +196,8 @@ def test_layouts(trained):
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_backward_twice_gives_the_same(tiling, trained):
+@pytest.mark.usefixtures("tiling")
+def test_backward_twice_gives_the_same(trained):
     """Nothing that is kept may be scaled in place."""
     hidden, weight, targets, bias = inputs(torch.float32, needs=(True, trained, trained))
     logp = linear_logprob(hidden, weight, targets, bias)
@@ -238,7 +243,9 @@ def test_autocast_casts_as_linear_does():
     assert hidden.grad.dtype == weight.grad.dtype == bias.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("softcap, vocab, dtype", itertools.product([1.0, 30.0], [32000, 65537], [torch.bfloat16, torch.float32]))
+@pytest.mark.parametrize(
+    "softcap, vocab, dtype", itertools.product([1.0, 30.0], [32000, 65537], [torch.bfloat16, torch.float32])
+)
 def test_softcap_at_real_vocabularies(softcap, vocab, dtype):
     hidden, weight, targets, _ = inputs(dtype, shape=(3,), needs=(True, False, False), vocab=vocab)
     wanted = eager(hidden.detach().double(), weight.double(), targets, softcap=softcap)[0]
@@ -313,5 +320,5 @@ def test_freed_storage_is_refused():
     hidden, weight, targets, bias = inputs(torch.float32)
     with torch.no_grad():
         weight.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="weight: got shape .* gather it first"):
+    with pytest.raises(RuntimeError, match=r"weight: got shape .* gather it first"):
         linear_logprob(hidden, weight, targets, bias)

@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from frostline.kernels.lm_head.policy_losses import LOSSES, PolicyBatch, PolicyOptions, clipped_surrogate, k3, policy_loss, terms
+from frostline.kernels.lm_head.policy_losses import (
+    LOSSES,
+    PolicyBatch,
+    PolicyOptions,
+    clipped_surrogate,
+    k3,
+    policy_loss,
+    terms,
+)
 
 MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
 

@@ -70,7 +70,16 @@ def reduced(tiles, x, bias, transform):
     maximum, total, moment, target = (torch.full((len(x),), float("nan")) for _ in range(4))
     for tile in columns():
         tiles.reduce_tile(
-            x[:, tile], part(bias, tile), TARGETS, maximum, total, moment, target, tile.start, tile.start == 0, *scalars(transform)
+            x[:, tile],
+            part(bias, tile),
+            TARGETS,
+            maximum,
+            total,
+            moment,
+            target,
+            tile.start,
+            tile.start == 0,
+            *scalars(transform),
         )
     return maximum, total, moment, target
 
