@@ -199,6 +199,8 @@ def recompute(
         grad_entropy: d loss / d entropy, [N], or None.
     """
     count, width = head.hidden.shape
+    grad_logp = grad_logp.contiguous()  # the gradient of a sum is expanded; tiles read it row by row
+    grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
     hidden = head.clean_hidden() if needs.weight else head.hidden
     d_hidden = head.empty(count, width) if needs.hidden else None
     d_weight = torch.empty_like(head.weight, memory_format=torch.contiguous_format) if needs.weight else None
@@ -280,7 +282,7 @@ def _block_gradient(block: Head, rows: slice, x: Tensor, out: Tensor | None, log
     running, everything = _Running.new(block), slice(0, x.shape[1])
     running.reduce(x, block, everything)
     logp[rows] = block.only_active(running.logp())
-    grad_logp = upstream(logp[rows], rows)
+    grad_logp = upstream(logp[rows], rows).contiguous()
     tiles.gradient_tile(x, block.bias, block.targets, running.log_z(), grad_logp, None, None, out, 0, *_scalars(block))
 
 

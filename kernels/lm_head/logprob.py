@@ -130,7 +130,7 @@ def logprob_of_rows(
     entropy: bool = False,
     prune: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs (and entropies) of all rows, [rows.count], of checked inputs. `prune=False` makes parameter gradients anyway."""
+    """Log-probs (and entropies) of all rows, [rows.count], of checked inputs. `prune=False` makes parameter gradients too."""
     grad = torch.is_grad_enabled()
     chosen = rows.targets(targets, weight.shape[0])
     call = _Call(transform, rows.masked, entropy, grad, prune)

@@ -114,7 +114,8 @@ def dapo(mask: Tensor, _options: PolicyOptions, items: float | Tensor | None) ->
         if distributed:
             torch.distributed.all_reduce(count)
     else:
-        count = torch.as_tensor(items, dtype=mask.dtype, device=mask.device)
+        # A number is filled in on the device: copying it there would wait for the device.
+        count = items.to(mask) if isinstance(items, Tensor) else mask.new_full((), items)
     return mask / (count / (torch.distributed.get_world_size() if distributed else 1)).clamp(min=1.0)
 
 

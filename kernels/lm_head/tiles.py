@@ -76,7 +76,8 @@ def _on_cuda(name: str) -> Callable[..., None]:
             return
         from frostline.kernels.lm_head import tiles_triton
 
-        getattr(tiles_triton, name)(*args)
+        with torch.cuda.device_of(args[0]):  # Triton launches on the current device
+            getattr(tiles_triton, name)(*args)
 
     return call
 

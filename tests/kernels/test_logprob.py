@@ -267,7 +267,8 @@ def test_compiled_around_gives_the_same():
     torch.testing.assert_close(hidden.grad, wanted)
 
 
-def test_triton_tiles_through_the_engine():
+@pytest.mark.parametrize("masked", [False, True])
+def test_triton_tiles_through_the_engine(masked):
     """The interpreter runs the real kernels under the engine, GPU branches included."""
     if torch.cuda.is_available():
         pytest.skip("interpreter only")
@@ -276,12 +277,13 @@ def test_triton_tiles_through_the_engine():
 
     hidden, weight, targets, bias = inputs(torch.float16, shape=(6,))
     doubles = [t.detach().double().requires_grad_() for t in (hidden, weight, bias)]
-    active = torch.tensor([True, True, False, True, True, True])
+    active = torch.tensor([True, True, not masked, True, True, True])
     with interpreted(), target_device("cuda"), override(row_block=4, vocab_tile=128):
         for trained in (False, True):
             weight.requires_grad_(trained), bias.requires_grad_(trained)
-            (linear_logprob(hidden, weight, targets, bias, active=active, softcap=4.0) * 3).sum().backward()
-    (eager(doubles[0], doubles[1], targets, doubles[2], softcap=4.0)[0] * active * 3).sum().backward()
+            logp = linear_logprob(hidden, weight, targets, bias, active=active if masked else None, softcap=4.0)
+            logp.sum().backward()  # whose upstream is expanded: one value for all rows
+    (eager(doubles[0], doubles[1], targets, doubles[2], softcap=4.0)[0] * active).sum().backward()
     torch.testing.assert_close(hidden.grad.double() / 2, doubles[0].grad, rtol=1e-2, atol=2e-2)
     torch.testing.assert_close(weight.grad.double(), doubles[1].grad, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(bias.grad.double(), doubles[2].grad, rtol=1e-2, atol=1e-2)
