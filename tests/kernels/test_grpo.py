@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from torch.nn.functional import linear
 from frostline.kernels import FusedLinearGRPOLoss
 from frostline.kernels.lm_head import plan as plans
 from frostline.kernels.lm_head.plan import Strategy, override
+from frostline.kernels.lm_head.tiles import interpreted
+from frostline.kernels.matmul import target_device
 
 BATCH, LENGTH, HIDDEN, VOCAB, LIMIT = 3, 6, 12, 300, 9
 LOSS_TYPES, LEVELS = ["grpo", "bnpo", "dr_grpo", "dapo"], ["token", "sequence"]
@@ -349,6 +352,31 @@ def test_low_precision_is_no_worse_than_plain_torch(dtype, trained, level):
     for ours, theirs, wanted in zip(case.gradients, plain.gradients, exact.gradients, strict=True):
         if ours is not None:
             assert (ours - wanted).norm() <= 1.5 * (theirs - wanted).norm() + 1e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("keep_tiles", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("triton", [False, True])
+def test_branches_of_a_gpu(triton, trained, keep_tiles):
+    """bf16 tiles beside fp32 logits, with either tiles; the interpreter runs the Triton ones."""
+    if torch.cuda.is_available():
+        pytest.skip("interpreter only")
+    case = make_case(torch.bfloat16, trained=trained, bias=True)
+    exact = case.double()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(target_device("cuda"))
+        stack.enter_context(override(row_block=4, vocab_tile=128, keep_tiles=keep_tiles))
+        if triton:
+            stack.enter_context(interpreted())
+        value, _ = case.run(module_of())
+        value.backward()
+    wanted, _ = eager(exact, loss_type="dapo")
+    wanted.backward()
+    torch.testing.assert_close(value.double(), wanted, rtol=1e-5, atol=1e-5)
+    for found, expected in zip(case.gradients, exact.gradients, strict=True):
+        assert (found is None) == (expected is None)
+        if found is not None:  # the interpreter truncates to bf16 where a GPU rounds
+            assert (found - expected).norm() < 1e-2 * expected.norm()
 
 
 def test_autocast():
