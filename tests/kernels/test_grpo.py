@@ -258,7 +258,7 @@ def test_padding_holds_garbage(monkeypatch, level, trained, prune, declared):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss_type, level, trained", itertools.product(LOSS_TYPES, LEVELS, [False, True]))
+@pytest.mark.parametrize("loss_type, level, trained", list(itertools.product(LOSS_TYPES, LEVELS, [False, True])))
 def test_all_rows_masked(loss_type, level, trained):
     """A finite 0 whose backward still reaches the parameters, or distributed training hangs."""
     case = make_case(trained=trained, bias=True)

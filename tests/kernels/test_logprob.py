@@ -244,7 +244,7 @@ def test_autocast_casts_as_linear_does():
 
 
 @pytest.mark.parametrize(
-    "softcap, vocab, dtype", itertools.product([1.0, 30.0], [32000, 65537], [torch.bfloat16, torch.float32])
+    "softcap, vocab, dtype", list(itertools.product([1.0, 30.0], [32000, 65537], [torch.bfloat16, torch.float32]))
 )
 def test_softcap_at_real_vocabularies(softcap, vocab, dtype):
     hidden, weight, targets, _ = inputs(dtype, shape=(3,), needs=(True, False, False), vocab=vocab)
