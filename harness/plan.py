@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frostline.harness.side import Side
+from frostline.results.evidence import varying_axes
 from frostline.results.record import Case
 
 BLOCK_STEPS, BLOCK_NS, BLOCK_NS_AT_MOST = 10, 20e6, 200e6
@@ -48,6 +49,11 @@ class Plan:
     def baseline(self) -> Side:
         """The side that the others are judged against."""
         return next(side for side in self.sides if side.baseline)
+
+    def name_of(self, case: Case) -> str:
+        """What tells a case from the plan's others; all of its axes where it is the only one."""
+        axes = varying_axes(self.cases) or list(case.params)
+        return " ".join(f"{axis}={case.params[axis]}" for axis in axes if axis in case.params) or case.suite
 
     def pending(self, look: int, done: Collection[tuple[str, int]], case_ids: Collection[str]) -> Iterator[tuple[Case, int]]:
         """What is left of a look: every case once, then every case again, so that an interruption leaves all of them equal.

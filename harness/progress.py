@@ -41,11 +41,13 @@ class Progress:
             self._bar.refresh()
         else:
             width = len(str(self._total))
-            self.console.print(f"[{self._done:{width}}/{self._total}] {label}  ({left})", markup=False, highlight=False)
+            self.console.print(
+                f"[{self._done:{width}}/{self._total}] {label}  ({left})", markup=False, highlight=False, soft_wrap=True
+            )
 
     def note(self, text: str) -> None:
         """Say something that stays on the screen."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         """Take the bar away."""

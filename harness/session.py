@@ -88,7 +88,7 @@ def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> l
                 if not run.live:
                     processes.pop(run.side.position).close()
             keeper.keep(case, -1, runs, role=Role.PREDICT)
-            progress.step(case.label)
+            progress.step(plan.name_of(case))
     finally:
         for process in processes.values():
             process.close()
@@ -158,7 +158,7 @@ def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> N
             errors = _judge_outputs(run)
             for item in keeper.keep(case, -1, [run], role=Role.VERIFY, verifications=errors):
                 state.learn(item)
-        progress.step(f"verified {case.label}")
+        progress.step(f"verified {plan.name_of(case)}")
 
 
 def _judge_outputs(run: Run) -> list[Verification]:
@@ -180,7 +180,7 @@ def _measure_look(plan: Plan, state: _State, keeper: _Keeper, progress: Progress
         if sides:
             for item in _one_round(plan, state, keeper, case, round_index, sides):
                 state.learn(item)
-        progress.step(f"round {round_index + 1} of {case.label}")
+        progress.step(f"round {round_index + 1} of {plan.name_of(case)}")
 
 
 def _one_round(

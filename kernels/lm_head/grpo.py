@@ -20,6 +20,7 @@ from frostline.kernels.lm_head.policy_losses import LOSSES, PolicyBatch, PolicyO
 from frostline.kernels.lm_head.rows import Rows
 from frostline.kernels.lm_head.transform import Transform
 from frostline.kernels.matmul import device_kind
+from frostline.kernels.uncompiled import uncompiled
 
 _NAMES = {"hidden": "_input", "weight": "lin_weight", "bias": "bias", "targets": "selected_token_ids"}
 _REFERENCE_NAMES = {"hidden": "ref_input", "weight": "ref_weight", "bias": "ref_bias", "targets": "selected_token_ids"}
@@ -112,7 +113,7 @@ def fused_linear_grpo_loss(
     return policy_loss(logp.reshape(mask.shape), batch, options)
 
 
-@torch.compiler.disable  # the engine drives its own kernels; what is around it compiles
+@uncompiled  # the engine drives its own kernels; what is around it compiles
 def _known_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Rows, call: LossCall
 ) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -20,6 +20,7 @@ from frostline.kernels.lm_head.plan import Needs, Problem, Strategy, make_plan
 from frostline.kernels.lm_head.rows import Rows
 from frostline.kernels.lm_head.transform import Transform
 from frostline.kernels.matmul import device_kind
+from frostline.kernels.uncompiled import uncompiled
 
 _NAMES = {"hidden": "hidden", "weight": "weight", "bias": "bias", "targets": "targets"}
 
@@ -118,7 +119,7 @@ def flat(hidden: Tensor, rows: Rows) -> Tensor:
     return rows.take(hidden.reshape(-1, hidden.shape[-1]))
 
 
-@torch.compiler.disable  # the engine drives its own kernels; what is around it compiles
+@uncompiled  # the engine drives its own kernels; what is around it compiles
 def logprob_of_rows(
     hidden: Tensor,
     weight: Tensor,
