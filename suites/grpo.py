@@ -27,7 +27,7 @@ _LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
 _PRESETS = {
     "paper": Preset({"vocab": [128256, 151936]}),
     "small": Preset(
-        {"vocab": [8192, 16384], "seq_len": [64], "batch": [2], "hidden": [256], "dtype": ["float32"]},
+        {"vocab": [4096, 8192], "seq_len": [64], "batch": [2], "hidden": [256], "dtype": ["float32"]},
         rounds=6,
     ),
     "crossover": Preset({"vocab": [128256], "seq_len": _LENGTHS, "batch": [1]}, rounds=1),

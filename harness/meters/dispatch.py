@@ -46,14 +46,22 @@ class OperatorWatch(TorchDispatchMode):
     Args:
         before: called with the positional and keyword arguments, as one tuple.
         after: called with what the operator returned.
+        call: called with the operator, its arguments and its result.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, *, after: Callable[[Any], None], before: Callable[[Any], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        before: Callable[[Any], None] | None = None,
+        after: Callable[[Any], None] | None = None,
+        call: Callable[[Any, Any, dict[str, Any], Any], None] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._before = before
         self._after = after
+        self._call = call
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -73,7 +81,10 @@ class OperatorWatch(TorchDispatchMode):
         if self._before is not None:
             self._before((*args, *given.values()))
         result = func(*args, **given)
-        self._after(result)
+        if self._after is not None:
+            self._after(result)
+        if self._call is not None:
+            self._call(func, args, given, result)
         return result
 
 
