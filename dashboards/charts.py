@@ -28,12 +28,13 @@ class Picture:
     sentences: Sequence[str]
 
 
-def crossover_pictures(sessions: Sequence[tuple[Evidence, Role]], folder: Path) -> list[Picture]:
+def crossover_pictures(sessions: Sequence[tuple[Evidence, Role]], folder: Path, against: str | None = None) -> list[Picture]:
     """Draw sessions of measured and of predicted figures: one picture where both are of the same cases, else one of each.
 
     Args:
         sessions: each with the role of the figures to draw; all of one suite with the axes `seq_len` and `lm_head`.
         folder: where the pictures go: `crossover.png`, or `crossover-predicted.png` and `crossover-measured.png`.
+        against: the side that the others are compared with; None: the session's baseline.
 
     Raises:
         UsageError: a session without such figures.
@@ -42,11 +43,11 @@ def crossover_pictures(sessions: Sequence[tuple[Evidence, Role]], folder: Path) 
     groups: dict[frozenset[str], list[tuple[Evidence, Role]]] = {}
     for evidence, role in sessions:
         groups.setdefault(frozenset(case.id for case in evidence.cases), []).append((evidence, role))
-    return [_picture(members, folder, alone=len(groups) == 1) for members in groups.values()]
+    return [_picture(members, folder, against, alone=len(groups) == 1) for members in groups.values()]
 
 
-def _picture(members: Sequence[tuple[Evidence, Role]], folder: Path, *, alone: bool) -> Picture:
-    by_role = {role: load_panels(evidence, role=role) for evidence, role in members}
+def _picture(members: Sequence[tuple[Evidence, Role]], folder: Path, against: str | None, *, alone: bool) -> Picture:
+    by_role = {role: load_panels(evidence, role=role, against=against) for evidence, role in members}
     panels = overlay(by_role.get(Role.MEASURE, []), by_role.get(Role.PREDICT, []))
     evidence, role = members[0]
     kind = "measured and predicted" if len(by_role) == 2 else "measured" if role is Role.MEASURE else "predicted"

@@ -185,6 +185,7 @@ def cost(
 def chart_crossover(
     suite: SuiteArgument = "grpo",
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path(),
+    against: Annotated[str, typer.Option("--against", help="The side that the others are compared with.")] = "torch",
     fill: Annotated[bool, typer.Option("--fill/--no-fill", help="Measure and predict what is not stored yet.")] = True,
     db: DbOption = DEFAULT_DB,
 ) -> None:
@@ -201,7 +202,7 @@ def chart_crossover(
     with Store.open(db, create=fill) as store:
         drawn = commands.crossover(suite, store, _progress(), _command_line(), fill=fill)
         shown = [(Evidence.load(store, one.session.id), one.role) for one in drawn]
-        for picture in crossover_pictures(shown, out):
+        for picture in crossover_pictures(shown, out, against):
             print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
 
@@ -235,11 +236,11 @@ def gate(
     with Store.open(db) as store:
         done = commands.gate(policy, base, head, repo, store, _progress(), _command_line())
         evidence = [Evidence.load(store, one.session.id) for one in done]
-    for one, seen in zip(done, evidence, strict=True):
-        _show(verdict_table(seen, one.verdicts))
-    result = decide(
-        [verdict for one in done for verdict in one.verdicts], policy, [case for one in done for case in one.plan.cases]
-    )
+    verdicts = [verdict for one in done for verdict in one.verdicts]
+    result = decide(verdicts, policy, [case for one in done for case in one.plan.cases])
+    for seen in evidence:
+        gated = [item.verdict for item in result.items if item.verdict.session_id == seen.session.id]
+        _show(verdict_table(seen, gated))
     print("\n".join(result.sentences))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     for path, text, mode in (

@@ -93,7 +93,7 @@ def gate(
     `base` defaults to the policy's (the merge base with the main branch, else the parent of HEAD), `head` to the working tree.
     """
     root = find_project(repo).root
-    against = base or (merge_base(root).sha if policy.base == MERGE_BASE else policy.base)
+    against = base or (merge_base(root).label if policy.base == MERGE_BASE else policy.base)
     predicted = policy.predicted if policy.predicted != "auto" else not query_gpu(["name"])
 
     def sources(targets: Sequence[str]) -> list[Source]:

@@ -1,4 +1,4 @@
-"""`torch.compiler.disable` without its import: that loads the compiler, 1.3 s of every process, also of one that compiles nothing."""
+"""`torch.compiler.disable` without its import, which loads the compiler: 1.3 s of every process, compiled or not."""
 
 from __future__ import annotations
 

@@ -97,6 +97,7 @@ def load_panels(
     metric: str = PEAK_ALLOCATED.name,
     role: Role = Role.MEASURE,
     where: Mapping[str, int | float | str | bool] | None = None,
+    against: str | None = None,
 ) -> list[Panel]:
     """The lines of a session: a panel for each value of one axis, a line for each side, over another axis.
 
@@ -107,11 +108,16 @@ def load_panels(
         metric: what the lines show; its value at a point is the median over processes.
         role: measured values, or the cost model's.
         where: values of further axes, for a session that has several.
+        against: the side that the others' lines are compared with, by the name of its line; None: the session's baseline.
 
     Raises:
-        UsageError: no such axis, an axis that is not numeric, another axis that still varies, or nothing to draw.
+        UsageError: no such axis or side, an axis that is not numeric, another axis that still varies, or nothing to draw.
     """
     cases = _chosen(evidence, x, panel, where or {})
+    names = side_names(evidence.sides)
+    if against is not None and against not in names.values():
+        raise UsageError(f"--against: no side {against!r}; the session has {', '.join(names.values())}")
+    baseline = next((at for at, name in names.items() if name == against), evidence.baseline.position)
     titles = dict.fromkeys(str(case.params[panel]) if panel in case.params else "" for case in cases)
     panels = [
         _panel(
@@ -121,6 +127,7 @@ def load_panels(
             x,
             metric,
             role,
+            baseline,
         )
         for title in titles
     ]
@@ -130,19 +137,15 @@ def load_panels(
     return panels
 
 
-def _panel(evidence: Evidence, title: str, cases: Sequence[Case], x: str, metric: str, role: Role) -> Panel:
-    names, baseline = side_names(evidence.sides), evidence.baseline
+def _panel(evidence: Evidence, title: str, cases: Sequence[Case], x: str, metric: str, role: Role, baseline: int) -> Panel:
+    names = side_names(evidence.sides)
     lines, remarks = {}, []
     for side in evidence.sides:
         lines[side.position], left_out = _series(evidence, side, names[side.position], cases, x, metric, role)
         remarks += left_out
-    others = [lines[side.position] for side in evidence.others]
     drawn = [line for line in lines.values() if line.xs or line.oom_at is not None]
-    compared = [
-        compare_lines(line, lines[baseline.position], x)
-        for line in others
-        if line in drawn and lines[baseline.position] in drawn
-    ]
+    against = lines[baseline]
+    compared = [compare_lines(line, against, x) for line in drawn if line is not against] if against in drawn else []
     return Panel(title, drawn, compared, remarks)
 
 
@@ -228,15 +231,15 @@ def _where(side: Series, baseline: Series, axis: str) -> str:
     signs = {one.sign for one in stretches}
     everywhere = f"at every {axis} {kind}"
     if signs == {0}:
-        return f"{side.label} needs the same {everywhere}"
+        return f"{side.label} needs as much as {baseline.label} {everywhere}"
     if -1 not in signs:
-        return f"{side.label} needs {'as much or more' if 0 in signs else 'more'} {everywhere}"
+        return f"{side.label} needs {'as much as or more' if 0 in signs else 'more'} than {baseline.label} {everywhere}"
     if signs == {-1}:
-        return f"{side.label} saves {everywhere}"
+        return f"{side.label} needs less than {baseline.label} {everywhere}"
     savings, first, last = _savings(stretches), stretches[0].start, stretches[-1].end
     if (savings[0].start, savings[0].end) == (first, last):
-        return f"{side.label} saves or needs the same {everywhere}"
-    return f"{side.label} saves {' and '.join(_range(one, first, last) for one in savings)}"
+        return f"{side.label} needs less than {baseline.label} or as much {everywhere}"
+    return f"{side.label} needs less than {baseline.label} {' and '.join(_range(one, first, last) for one in savings)}"
 
 
 def _savings(stretches: Sequence[_Stretch]) -> list[_Stretch]:

@@ -153,7 +153,7 @@ def test_crossings_are_ringed_where_the_drawn_lines_meet_and_told_in_free_space(
 
 def test_a_line_that_saves_everywhere_says_so() -> None:
     figure = draw(CHARTS["never"])
-    assert any("pruned saves at every seq_len measured" in text for text in words(figure))
+    assert any("pruned needs less than unpruned at every seq_len measured" in text for text in words(figure))
     assert not [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"], "no ring without a crossing"
 
 

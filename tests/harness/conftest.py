@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def scratch_repo(tmp_path: Path) -> Callable[..., ScratchRepo]:
         return repo
 
     return make
+
+
+@pytest.fixture
+def frostline() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the real command line; `cwd` and `env` (in addition) may be given."""
+
+    def run(
+        *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "frostline.harness.cli", *map(str, arguments)]
+        environment = {**os.environ, **(env or {})}
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,7 @@
-"""The core claim, on real torch work through the real command: identical code is never faster or slower, and 10 % more work is slower."""
+"""The core claim, on real torch work through the real command: the same code is never slower, and 10 % more work is."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,9 +23,9 @@ py-modules = ["honest_work"]
 WORK = """
 import torch
 
-def work(x):
+def work(a, x):
     for _ in range({times}):
-        x = torch.tanh(x @ x)
+        x = torch.tanh(a @ x)
     return x
 """
 
@@ -39,13 +36,14 @@ from honest_work import work
 
 @suite(axes={"size": [192]}, targets=["honest_work"])
 def honest(implementation, device, *, size):
-    x = torch.randn(size, size, device=device) / size
-    return lambda: work(x)
+    a = torch.randn(size, size, device=device) * (1.5 / size**0.5)  # x neither grows nor dies away: no denormals
+    x = torch.randn(size, size, device=device)
+    return lambda: work(a, x)
 """
 
 
 @pytest.fixture
-def compared(scratch_repo, tmp_path: Path):
+def compared(scratch_repo, tmp_path: Path, frostline):
     """Run `frostline compare` on two revisions of a scratch repository and give the verdict on the step's time."""
     repo = scratch_repo(
         {"pyproject.toml": PYPROJECT, "honest_work.py": WORK.format(times=20)},
@@ -55,14 +53,12 @@ def compared(scratch_repo, tmp_path: Path):
 
     def compare(base: str, head: str) -> Verdict:
         db = tmp_path / f"{base}-{head}.db"
-        command = ["compare", base, head, "--repo", str(repo.path), "--suite", str(tmp_path / "bench_honest.py"), "--db", str(db)]
-        done = subprocess.run(
-            [sys.executable, "-m", "frostline.harness.cli", *command], capture_output=True, text=True, env=os.environ, check=False
-        )
+        suite = tmp_path / "bench_honest.py"
+        done = frostline("compare", base, head, "--repo", repo.path, "--suite", suite, "--db", db)
         assert done.returncode == 0, done.stdout + done.stderr
         with Store.open(db, create=False) as store:
             (verdict,) = [one for one in store.verdicts(store.session().id) if one.metric == "step_time"]
-        assert verdict.sentence in done.stdout.replace("\n", " ") or verdict.outcome in done.stdout
+        assert verdict.sentence in done.stdout
         return verdict
 
     return compare

@@ -117,7 +117,7 @@ def test_children_go_with_their_worker(suite_file):
     assert not is_running(int(worker.stderr().split()[1]))
 
 
-def test_a_mistake_of_the_users_is_a_usage_error(suite_file):
+def test_a_mistake_of_the_users_is_a_usage_error():
     with process() as worker, pytest.raises(UsageError, match="no suite 'grpp'"):
         worker.ask("describe", suite="grpp")
 
@@ -156,7 +156,8 @@ def test_the_sides_directory_is_in_front_and_the_current_one_is_not_on_the_path(
     (here / "other.py").write_text("")
     (tmp_path / "bench.py").write_text(
         "from frostline.harness import suite\nimport thing\n"
-        "assert thing.WHERE == 'side'\ntry:\n    import other\nexcept ImportError:\n    pass\nelse:\n    raise AssertionError('cwd')\n"
+        "assert thing.WHERE == 'side'\n"
+        "try:\n    import other\nexcept ImportError:\n    pass\nelse:\n    raise AssertionError('cwd')\n"
         "@suite()\ndef s(implementation, device):\n    return lambda: None\n"
     )
     monkeypatch.chdir(here)

@@ -38,7 +38,7 @@ def records(tmp_path, monkeypatch):
         (tmp_path / "elsewhere" / "measured.py").write_text("SIDE = 'elsewhere'\n")
         (tmp_path / "bench.py").write_text(SUITE % body.format(folder=tmp_path))
         sources = [Source(side, "git", side, tmp_path / side, ("measured",)) for side in ("old", "new")]
-        plan = plan_compare(Request(f"{tmp_path}/bench.py", rounds=1), lambda targets: sources, looks=1)
+        plan = plan_compare(Request(f"{tmp_path}/bench.py", rounds=1), lambda _: sources, looks=1)
         store = Store.open(tmp_path / "test.db")
         session = sessions.open_session(plan, store, "test", {})
         sessions.measure(plan, store, session, Progress(Console(file=io.StringIO())))

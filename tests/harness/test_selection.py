@@ -97,7 +97,7 @@ def test_a_bundled_suite_is_found_by_name():
 def test_a_suite_is_found_in_a_file(tmp_path: Path):
     (tmp_path / "bench.py").write_text(TWO_SUITES)
     assert selection.load_suite(f"{tmp_path}/bench.py::second").name == "second"
-    with pytest.raises(UsageError, match="holds 2 suites; name one: .*::first, .*::second"):
+    with pytest.raises(UsageError, match=r"holds 2 suites; name one: .*::first, .*::second"):
         selection.load_suite(f"{tmp_path}/bench.py")
     with pytest.raises(UsageError, match=r"no suite 'secnd' \(did you mean second\?\)"):
         selection.load_suite(f"{tmp_path}/bench.py::secnd")
@@ -105,7 +105,7 @@ def test_a_suite_is_found_in_a_file(tmp_path: Path):
 
 @pytest.mark.parametrize("spec", ["grpoo", "no/such.py", "nothing.py"])
 def test_an_unknown_suite_says_what_there_is(spec):
-    with pytest.raises(UsageError, match="^SUITE: no (suite|file) "):
+    with pytest.raises(UsageError, match=r"^SUITE: no (suite|file) "):
         selection.load_suite(spec)
 
 

@@ -30,19 +30,24 @@ def crossings(ours, theirs):
 @pytest.mark.parametrize(
     ("ours", "theirs", "crossed", "said"),
     [
-        ((1, 1, 1, 1), (2, 3, 4, 5), [], "fused saves at every seq_len measured"),
-        ((3, 4, 5, 6), (2, 3, 4, 5), [], "fused needs more at every seq_len measured"),
-        ((2, 3, 4, 5), (2, 3, 4, 5), [], "fused needs the same at every seq_len measured"),
-        ((4, 4, 4, 4), (2, 3, 5, 9), [3072], "fused saves from 3,072 on"),
-        ((2, 3, 5, 9), (4, 4, 4, 4), [3072], "fused saves up to 3,072"),
-        ((1, 3, 3, 1), (2, 2, 2, 2), [1536, 6144], "fused saves up to 1,536 and from 6,144 on"),
-        ((3, 1, 1, 3), (2, 2, 2, 2), [1536, 6144], "fused saves between 1,536 and 6,144"),
-        ((3, 1, 3, 1), (2, 2, 2, 2), [1536, 3072, 6144], "fused saves between 1,536 and 3,072 and from 6,144 on"),
-        ((3, 2, 1, 1), (2, 2, 2, 2), [2048], "fused saves from 2,048 on"),  # crosses at a measured point
-        ((1, 2, 1, 1), (2, 2, 2, 2), [], "fused saves or needs the same at every seq_len measured"),  # touches
-        ((3, 2, 3, 3), (2, 2, 2, 2), [], "fused needs as much or more at every seq_len measured"),
-        ((2, 2, 1, 1), (2, 2, 2, 2), [], "fused saves from 2,048 on"),  # one line up to there
-        ((3, 2, 2, 1), (2, 2, 2, 2), [4096], "fused saves from 4,096 on"),  # lie on each other for a while
+        ((1, 1, 1, 1), (2, 3, 4, 5), [], "fused needs less than plain at every seq_len measured"),
+        ((3, 4, 5, 6), (2, 3, 4, 5), [], "fused needs more than plain at every seq_len measured"),
+        ((2, 3, 4, 5), (2, 3, 4, 5), [], "fused needs as much as plain at every seq_len measured"),
+        ((4, 4, 4, 4), (2, 3, 5, 9), [3072], "fused needs less than plain from 3,072 on"),
+        ((2, 3, 5, 9), (4, 4, 4, 4), [3072], "fused needs less than plain up to 3,072"),
+        ((1, 3, 3, 1), (2, 2, 2, 2), [1536, 6144], "fused needs less than plain up to 1,536 and from 6,144 on"),
+        ((3, 1, 1, 3), (2, 2, 2, 2), [1536, 6144], "fused needs less than plain between 1,536 and 6,144"),
+        (
+            (3, 1, 3, 1),
+            (2, 2, 2, 2),
+            [1536, 3072, 6144],
+            "fused needs less than plain between 1,536 and 3,072 and from 6,144 on",
+        ),
+        ((3, 2, 1, 1), (2, 2, 2, 2), [2048], "fused needs less than plain from 2,048 on"),  # crosses at a measured point
+        ((1, 2, 1, 1), (2, 2, 2, 2), [], "fused needs less than plain or as much at every seq_len measured"),  # touches
+        ((3, 2, 3, 3), (2, 2, 2, 2), [], "fused needs as much as or more than plain at every seq_len measured"),
+        ((2, 2, 1, 1), (2, 2, 2, 2), [], "fused needs less than plain from 2,048 on"),  # one line up to there
+        ((3, 2, 2, 1), (2, 2, 2, 2), [4096], "fused needs less than plain from 4,096 on"),  # lie on each other for a while
     ],
 )
 def test_where_lines_cross_and_what_is_said(ours, theirs, crossed, said):
@@ -67,14 +72,14 @@ def test_running_out_of_memory_is_told():
     fused, plain = line("fused", (1, 1, 1, 1)), line("plain", (2, 3), oom_at=4096)
     assert (
         compare_lines(fused, plain, "seq_len").sentence
-        == "fused saves at every seq_len measured; plain runs out of memory at 4,096"
+        == "fused needs less than plain at every seq_len measured; plain runs out of memory at 4,096"
     )
     nothing = Series("plain", (), (), oom_at=1024)
     assert compare_lines(fused, nothing, "seq_len").sentence.endswith("; plain runs out of memory at 1,024")
 
 
 def test_a_prediction_says_so():
-    assert sentence((1, 1), (2, 2), predicted=True) == "fused saves at every seq_len predicted"
+    assert sentence((1, 1), (2, 2), predicted=True) == "fused needs less than plain at every seq_len predicted"
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=7))
@@ -113,6 +118,13 @@ def load(world, **given):
     return load_panels(Evidence(world.session, world.machine, world.sides, world.cases, world.processes), **given)
 
 
+def test_lines_are_compared_with_the_side_that_was_named(session):
+    frozen, _ = load(session, against="fused")
+    assert [(one.label, one.baseline) for one in frozen.comparisons] == [("plain", "fused")]
+    with pytest.raises(UsageError, match="--against: no side 'eager'; the session has plain, fused"):
+        load(session, against="eager")
+
+
 def test_panels_from_a_session(session):
     frozen, trainable = load(session)
     assert (frozen.title, trainable.title) == ("lm_head frozen", "lm_head trainable")
@@ -121,7 +133,7 @@ def test_panels_from_a_session(session):
     assert (fused.xs, fused.values, fused.oom_at) == ([1024, 2048, 4096, 8192], [6144] * 4, None)
     (comparison,) = frozen.comparisons
     assert comparison.crossings == [Crossing(3072, 6144)]
-    assert comparison.sentence == "fused saves from 3,072 on; plain runs out of memory at 8,192"
+    assert comparison.sentence == "fused needs less than plain from 3,072 on; plain runs out of memory at 8,192"
 
 
 def test_predicted_panels(session):
