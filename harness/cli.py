@@ -17,6 +17,9 @@ from frostline.harness.progress import Progress
 from frostline.results.record import NothingMeasured, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from frostline.results.record import Session, Verdict
     from frostline.results.store import Store
     from frostline.results.table import Table
 
@@ -94,7 +97,7 @@ def run(
             done = commands.measure(plan, store, _progress(), _command_line())
         else:
             done = commands.resume(resume or "last", store, _progress())
-        _print_figures(store, done.session.id, markdown)
+        _print_figures(store, done.session, done.verdicts, markdown)
 
 
 @app.command()
@@ -149,14 +152,16 @@ def report(
     markdown: MarkdownOption = None,
 ) -> None:
     """Print the table and the verdicts of a stored session."""
+    from frostline.harness import commands
     from frostline.results.evidence import Evidence
     from frostline.results.report import verdict_table
     from frostline.results.store import Store
 
     with Store.open(db, create=False) as store:
         found = store.session(session)
-        _print_figures(store, found.id, markdown)
-        _show(verdict_table(Evidence.load(store, found.id), store.verdicts(found.id)))
+        verdicts = commands.verdicts_of(found, store)
+        _print_figures(store, found, verdicts, markdown)
+        _show(verdict_table(Evidence.load(store, found.id), verdicts))
 
 
 @app.command()
@@ -178,7 +183,7 @@ def cost(
     plan = plan_run(request)
     with Store.open(db) as store:
         done = commands.predict(plan, store, _progress(), _command_line())
-        _print_figures(store, done.session.id, markdown)
+        _print_figures(store, done.session, done.verdicts, markdown)
 
 
 @chart_app.command("crossover")
@@ -283,15 +288,15 @@ def _show(table: Table) -> None:
     print()
 
 
-def _print_figures(store: Store, session_id: str, markdown: Path | None) -> None:
+def _print_figures(store: Store, session: Session, verdicts: Sequence[Verdict], markdown: Path | None) -> None:
     from frostline.results.evidence import Evidence
     from frostline.results.report import bench_table
 
-    table = bench_table(Evidence.load(store, session_id), store.verdicts(session_id))
+    table = bench_table(Evidence.load(store, session.id), verdicts)
     _show(table)
     if markdown is not None:
         markdown.write_text(table.markdown() + "\n")
-    _kept(store, session_id)
+    _kept(store, session.id)
 
 
 def _offer_markdown(text: str, path: Path | None) -> None:
@@ -313,9 +318,10 @@ def _command_line() -> str:
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 a mistake in what was typed, 4 nothing measured, 70 our fault, 130 stop."""
     try:
-        sys.exit(app(standalone_mode=False))
-    except typer.Exit as asked:
-        sys.exit(asked.exit_code)
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code)
     except UsageError as error:
         _fail(str(error), USAGE_ERROR)
     except NothingMeasured as error:
@@ -331,7 +337,8 @@ def main() -> None:
 
 def _fail(message: str, code: int) -> None:
     sys.stdout.flush()
-    print(f"frostline: {message}", file=sys.stderr)
+    if message:  # none where the parser has printed the help
+        print(f"frostline: {message}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(code) if code == INTERRUPTED else sys.exit(code)
 

@@ -77,6 +77,11 @@ def resume(session_ref: str, store: Store, progress: Progress) -> Measured:
     return _finish(replace(plan, sides=restored), session, store, progress)
 
 
+def verdicts_of(session: Session, store: Store) -> Sequence[Verdict]:
+    """A session's verdicts; of one that was interrupted, what its rounds so far say."""
+    return store.verdicts(session.id) or sessions.judge(Plan.from_json(session.plan), store, session)
+
+
 def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
     """The cost model's figures for a plan, stored as a session of their own."""
     session = sessions.open_session(plan, store, command, {"predicted": True})

@@ -64,7 +64,7 @@ def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> l
         for look in range(plan.looks):
             _measure_look(plan, state, keeper, progress, look, cases)
             begun = {case_id for case_id, round_index in state.done if round_index >= (look + 1) * plan.rounds}
-            cases = begun | set(needs_second_look(_judge(plan, store, session)))
+            cases = begun | set(needs_second_look(judge(plan, store, session)))
             if not cases or look + 1 == plan.looks:
                 break
             progress.note(f"inconclusive after {plan.rounds} rounds in {len(cases)} of {len(plan.cases)} cases: as many again")
@@ -209,11 +209,12 @@ def _own_version() -> str:
         return "from the tree"
 
 
-def _judge(plan: Plan, store: Store, session: Session) -> list[Verdict]:
+def judge(plan: Plan, store: Store, session: Session) -> list[Verdict]:
+    """What is concluded of everything that the store has of a session, under its plan's thresholds."""
     return judge_session(Evidence.load(store, session.id), Thresholds({"": plan.delta}, plan.byte_tolerance))
 
 
 def _conclude(plan: Plan, store: Store, session: Session) -> list[Verdict]:
-    verdicts = _judge(plan, store, session)
+    verdicts = judge(plan, store, session)
     store.add_verdicts(verdicts)
     return verdicts

@@ -109,6 +109,10 @@ class Evidence:
         """A side's ratios to the baseline on a case, by round."""
         return self._ratios_by_place.get((case_id, metric, position), ())
 
+    def verifications(self, case_id: str, position: int) -> list[Verification]:
+        """The outputs of a side that were checked against the reference on a case."""
+        return [one for record in self.records(case_id, position, Role.VERIFY) for one in record.verifications]
+
     def standing(self, case_id: str, position: int, role: Role = Role.MEASURE) -> Standing:
         """Where a side stands on a case, over its counted processes of `role` and (for measured ones) its verification.
 
@@ -117,7 +121,7 @@ class Evidence:
         """
         measured = self.records(case_id, position, role)
         checks = self.records(case_id, position, Role.VERIFY) if role is Role.MEASURE else []
-        outputs = [one for record in checks for one in record.verifications]
+        outputs = self.verifications(case_id, position) if checks else []
         worst = max(outputs, key=_excess, default=None)
         wrong = next((record for record in (*checks, *measured) if record.status is Status.WRONG), None)
         if wrong is not None or (worst is not None and not worst.ok):

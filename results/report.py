@@ -127,6 +127,8 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
         )
     else:
         lines.append("predicted by the cost model under fake tensors: nothing ran, so there are no times")
+    if any(record.verifications for record in evidence.processes):
+        lines.append("error: ||output - reference|| / ||reference||, the reference in higher precision")
     lines.append(f"baseline {side_names(evidence.sides)[evidence.baseline.position]}; session {session.id}")
     flagged = Counter(flag for one in verdicts for flag in one.flags)
     lines += [f"flag: {flag} ({count} verdict{'s' if count > 1 else ''})" for flag, count in flagged.items()]
@@ -145,8 +147,8 @@ def _side_cells(
     judged = [found[key] for name in TOPICS if (key := (case.id, side.position, name)) in found]
     settled = [one for one in judged if not math.isnan(one.effect)]
     yield tuple(f"{format_saving(one.effect)} {_topic(one.metric)}" for one in settled) or (MISSING,)
-    checked = standing.verification
-    yield (f"{checked.relative:.1e}",) if checked else (MISSING,)
+    checked = evidence.verifications(case.id, side.position)
+    yield tuple(f"{one.output} {one.relative:.1e}" for one in checked) or (MISSING,)
     yield _verdict_lines(judged)
 
 

@@ -50,11 +50,11 @@ def test_the_bench_table(session):
         ("473.0 ± 0.7 ms", "6.140 GiB (+3.000 GiB)"),
         ("263.7 ± 0.0 ms", "3.250 GiB (+256.0 MiB)"),
         ("44.1 % time", "47.1 % memory"),
-        ("1.0e-06",),
+        ("loss 1.0e-06",),
         ("time: faster", "memory: less"),
     ]
-    assert wrong[2:] == [("wrong",), ("-",), ("2.5e-01",), ("broken",)]
-    assert oom[2:] == [("OOM",), ("-",), ("1.0e-06",), ("broken",)]
+    assert wrong[2:] == [("wrong",), ("-",), ("loss 2.5e-01",), ("broken",)]
+    assert oom[2:] == [("OOM",), ("-",), ("loss 1.0e-06",), ("broken",)]
 
 
 def test_the_notes_say_where_how_and_on_what(session):

@@ -1,0 +1,116 @@
+"""The gate of this repository, on a scratch copy: what it must catch, what it must let pass, what is never a pass."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+POLICY = """
+[tool.frostline.gate]
+predicted = true
+[tool.frostline.gate.suites.grpo]
+preset = "paper"
+axes = { vocab = [128256] }
+[tool.frostline.gate.metrics]
+peak_allocated = { byte_tolerance = 1048576 }
+flops = {}
+"""
+
+
+@pytest.fixture
+def copy(scratch_repo):
+    """A repository with this one's files, its policy cut down to one vocabulary."""
+    listed = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "kernels", "harness", "suites", "results"]
+    listed += ["dashboards", "pyproject.toml", "README.md", "LICENSE"]
+    names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+    files = {name: (ROOT / name).read_text() for name in names if (ROOT / name).is_file()}
+    files["pyproject.toml"] = files["pyproject.toml"].partition("[tool.frostline.gate]")[0] + POLICY
+    return scratch_repo(files)
+
+
+@pytest.fixture
+def gate(frostline, copy, tmp_path):
+    def run(*options: object, env=None):
+        return frostline("gate", "--repo", copy.path, "--db", tmp_path / "gate.db", *options, env=env)
+
+    return run
+
+
+def replace(copy, name: str, before: str, after: str) -> None:
+    text = (copy.path / name).read_text()
+    assert before in text
+    copy.write({name: text.replace(before, after)})
+
+
+def test_a_frozen_weight_whose_gradient_is_computed_again_fails_and_is_named(copy, gate, tmp_path):
+    replace(copy, "kernels/lm_head/logprob.py", "weight or not prune", "True")
+    summary = tmp_path / "summary.md"
+    done = gate(
+        "--base",
+        "HEAD",
+        "--junit",
+        tmp_path / "j.xml",
+        "--json",
+        tmp_path / "j.json",
+        env={"GITHUB_STEP_SUMMARY": str(summary)},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Failed: something got worse" in done.stdout
+    assert "grpo lm_head=frozen, flops (predicted): more." in done.stdout
+    assert "grpo lm_head=frozen, peak_allocated (predicted): more." in done.stdout
+    assert "lm_head=trainable, flops (predicted): more" not in done.stdout
+    assert "### Failed: something got worse" in summary.read_text()
+    failures = ElementTree.parse(tmp_path / "j.xml").getroot().iter("failure")
+    assert len(list(failures)) == 2
+    assert json.loads((tmp_path / "j.json").read_text())["exit_code"] == 1
+
+
+def test_a_change_of_comments_passes(copy, gate):
+    replace(copy, "kernels/lm_head/engine.py", "from __future__", "# A remark that changes nothing.\nfrom __future__")
+    done = gate("--base", "HEAD")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Passed (4 same)" in done.stdout
+
+
+def test_a_change_of_the_base_is_judged_from_where_the_branch_left(copy, gate):
+    copy.git("checkout", "--quiet", "-b", "topic")
+    copy.commit({"NOTES.md": "a remark\n"})
+    done = gate()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_code_that_cannot_be_built_is_exit_4(copy, gate):
+    copy.write(
+        {"pyproject.toml": (copy.path / "pyproject.toml").read_text().replace("setuptools.build_meta", "no.such.backend")}
+    )
+    done = gate("--base", "HEAD")
+    assert done.returncode == 4, done.stdout + done.stderr
+
+
+def test_a_head_that_does_not_run_is_broken_not_passed(copy, gate):
+    replace(copy, "kernels/lm_head/engine.py", "def stream(head", "def stream(no_such_argument, head")
+    done = gate("--base", "HEAD")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("[tool.frostline.gate", "[tool.elsewhere", "has no [tool.frostline.gate]"),
+        ("byte_tolerance", "bite_tolerance", "bite_tolerance"),
+        ('preset = "paper"', 'preset = "big"', "--preset: grpo has no preset 'big'"),
+        ("vocab = [128256]", 'vocab = ["big"]', "--set: vocab takes a whole number, got 'big'"),
+        ("suites.grpo", "suites.grpoo", "no suite 'grpoo' (did you mean grpo?)"),
+    ],
+)
+def test_a_mistake_in_the_policy_is_exit_2(copy, gate, before, after, said):
+    replace(copy, "pyproject.toml", before, after)
+    done = gate("--base", "HEAD")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
