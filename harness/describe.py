@@ -6,6 +6,7 @@ must not be in the command's own process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ class Request:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
+        if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {self.device!r}")
         for name, value, least in (
             ("--rounds", self.rounds, 1),
             ("--threads", self.threads, 1),

@@ -25,9 +25,8 @@ def this_machine(device: str) -> Machine:
         "host": hashlib.sha256(platform.node().encode()).hexdigest()[:8],
     }
     if device.startswith("cuda"):
-        content |= dict(
-            zip(("gpu", "gpu_memory_mib", "driver"), query_gpu(["name", "memory.total", "driver_version"]), strict=False)
-        )
+        values = query_gpu(["name", "memory.total", "driver_version"], device)
+        content |= dict(zip(("gpu", "gpu_memory_mib", "driver"), values, strict=False))
     return Machine(content)
 
 

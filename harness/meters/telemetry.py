@@ -20,12 +20,13 @@ GPU_FIELDS = {
 
 def read_telemetry(device: str) -> dict[str, float | str]:
     """The state of `device` now. Fields that the machine does not tell are absent."""
-    return _gpu() if device.startswith("cuda") else _cpu()
+    return _gpu(device) if device.startswith("cuda") else _cpu()
 
 
-def query_gpu(fields: list[str]) -> list[str]:
-    """The values of `nvidia-smi` query fields for the first GPU; empty where there is none or the tool is missing."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0"]
+def query_gpu(fields: list[str], device: str = "cuda") -> list[str]:
+    """The values of `nvidia-smi` query fields for a GPU; empty where there is none or the tool is missing."""
+    index = device.partition(":")[2] or "0"
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", f"--id={index}"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -34,8 +35,8 @@ def query_gpu(fields: list[str]) -> list[str]:
     return values if len(values) == len(fields) else []
 
 
-def _gpu() -> dict[str, float | str]:
-    values = query_gpu(list(GPU_FIELDS.values()))
+def _gpu(device: str) -> dict[str, float | str]:
+    values = query_gpu(list(GPU_FIELDS.values()), device)
     return {name: _number(value) for name, value in zip(GPU_FIELDS, values, strict=False) if "N/A" not in value}
 
 
