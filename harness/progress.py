@@ -13,13 +13,22 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """Counts the parts of a session. `begin`, then `step` after each part, `note` for what people must know now."""
+    """Counts the parts of a session: `begin`, then `step` after each part; `note` says what people must know now.
+
+    A context manager, so that no bar is left on the screen when a session ends in an error.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._bar: Bar | None = None
         self._total = self._done = 0
         self._begun = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def begin(self, total: int, what: str) -> None:
         """Start counting `total` parts of the same kind; a second call starts a new count."""

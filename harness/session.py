@@ -8,6 +8,7 @@ session keeps what it measured and `--resume` finishes the rest.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -58,7 +59,7 @@ def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> l
     """Do what is pending of the plan and conclude. Also finishes a session that was interrupted."""
     state = _State.of(store.processes(session.id))
     keeper = _Keeper(plan, store, session)
-    with hold_device(plan.device):
+    with hold_device(plan.device), progress:
         _verify(plan, state, keeper, progress)
         cases: Collection[str] = {case.id for case in plan.cases}
         for look in range(plan.looks):
@@ -68,7 +69,6 @@ def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> l
             if not cases or look + 1 == plan.looks:
                 break
             progress.note(f"inconclusive after {plan.rounds} rounds in {len(cases)} of {len(plan.cases)} cases: as many again")
-    progress.end()
     return _conclude(plan, store, session)
 
 
@@ -76,23 +76,19 @@ def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> l
     """The cost model's figures of every case on every side. One process a side serves all cases: nothing is run in it."""
     keeper = _Keeper(plan, store, session)
     processes: dict[int, Process] = {}
-    progress.begin(len(plan.cases), "predicting")
-    try:
+    with ExitStack() as stack, progress:
+        progress.begin(len(plan.cases), "predicting")
         for case in plan.cases:
             for side in plan.sides:
                 if side.position not in processes:
-                    processes[side.position] = start(side, plan, 0)
+                    processes[side.position] = stack.enter_context(start(side, plan, 0))
             runs = [Run(side, processes[side.position]) for side in plan.sides]
             tell_all(runs, plan, case, "predict")
             for run in runs:
-                if not run.live:
+                if not run.live:  # its next case gets a fresh process
                     processes.pop(run.side.position).close()
             keeper.keep(case, -1, runs, role=Role.PREDICT)
             progress.step(plan.name_of(case))
-    finally:
-        for process in processes.values():
-            process.close()
-        progress.end()
     return _conclude(plan, store, session)
 
 
@@ -194,9 +190,10 @@ def _one_round(
         kept += keeper.keep(case, round_index, runs, role=Role.MEASURE, counted=False, interleave=interleave)
         interleave = Interleave.PROCESS
         runs = measure_round(plan, case, sides, round_index, interleave)
-    kept += keeper.keep(case, round_index, runs, role=Role.MEASURE, interleave=interleave)
-    for run in runs:
-        if not run.live and run.status not in LEFT_OUT:
+    counted = keeper.keep(case, round_index, runs, role=Role.MEASURE, interleave=interleave)
+    kept += counted
+    for run, item in zip(runs, counted, strict=True):
+        if item.status is not Status.OK and item.status not in LEFT_OUT:
             again = measure_round(plan, case, [run.side], round_index, Interleave.BLOCK)
             kept += keeper.keep(case, round_index, again, role=Role.MEASURE, counted=False, attempt=1)
     return kept

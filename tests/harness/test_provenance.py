@@ -30,7 +30,7 @@ def records(tmp_path, monkeypatch):
     """Measure one round of two sides that each provide `measured`; the suite does what the test says inside its function."""
     monkeypatch.setattr("frostline.harness.plan.ROUND_NS", 1e6)
 
-    def measure(body: str):
+    def measure(body: str, rounds: int = 1):
         for side in ("old", "new"):
             (tmp_path / side).mkdir()
             (tmp_path / side / "measured.py").write_text(f"SIDE = {side!r}\n")
@@ -38,8 +38,9 @@ def records(tmp_path, monkeypatch):
         (tmp_path / "elsewhere" / "measured.py").write_text("SIDE = 'elsewhere'\n")
         (tmp_path / "bench.py").write_text(SUITE % body.format(folder=tmp_path))
         sources = [Source(side, "git", side, tmp_path / side, ("measured",)) for side in ("old", "new")]
-        plan = plan_compare(Request(f"{tmp_path}/bench.py", rounds=1), lambda _: sources, looks=1)
+        plan = plan_compare(Request(f"{tmp_path}/bench.py", rounds=rounds), lambda _: sources, looks=1)
         store = Store.open(tmp_path / "test.db")
+        measure.stores = [store]
         session = sessions.open_session(plan, store, "test", {})
         sessions.measure(plan, store, session, Progress(Console(file=io.StringIO())))
         return {item.position: item for item in store.processes(session.id, role=Role.MEASURE) if item.attempt == 0}
@@ -58,6 +59,13 @@ def test_a_side_that_loads_nothing_of_its_own_is_an_error(records):
     found = records("pass")
     assert found[1].status is Status.ERROR
     assert found[1].reason == "the step imported nothing of measured: the side's code was not measured"
+
+
+def test_a_side_that_does_not_run_its_code_is_tried_once_more_and_left_out(records):
+    records("pass", rounds=3)
+    (store,) = records.stores
+    found = store.processes(store.session().id, role=Role.MEASURE)
+    assert sorted((item.position, item.round, item.attempt) for item in found) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
 
 
 def test_a_side_that_loads_another_copy_is_an_error(records):
