@@ -75,8 +75,9 @@ class Drawing:
             self._curve(line)
             if line.oom_at is not None:
                 self._crown(line, (line.oom_at, self.scale.crown(rows[place])))
-        found = [crossing for comparison in self.panel.comparisons for crossing in comparison.crossings]
-        crossings = sorted(found, key=lambda crossing: crossing.x)  # so that of two neighbours the left one's text goes left
+        found = (crossing for comparison in self.panel.comparisons for crossing in comparison.crossings)
+        by_text = {f"{crossing.x:,.0f}": crossing for crossing in found}  # lines that lie on each other cross a third together
+        crossings = sorted(by_text.values(), key=lambda crossing: crossing.x)  # of two neighbours the left one's text goes left
         for crossing in crossings:
             self._ring(crossing)
         self._find_ends()

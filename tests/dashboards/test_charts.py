@@ -151,6 +151,12 @@ def test_crossings_are_ringed_where_the_drawn_lines_meet_and_told_in_free_space(
     assert [len(c.crossings) for one in CHARTS[name] for c in one.comparisons] == {"once": [1, 1, 1], "twice": [2]}[name]
 
 
+def test_two_lines_that_cross_a_third_at_the_same_place_get_one_mark() -> None:
+    lines = affine("torch", 1.2, 0.0015), affine("unpruned", 2.2, 0.0003), affine("pruned", 2.2, 0.0003)
+    figure = draw([panel("lm_head trainable", *lines)])
+    assert words(figure).count("833") == 1
+
+
 def test_a_line_that_saves_everywhere_says_so() -> None:
     figure = draw(CHARTS["never"])
     assert any("pruned needs less than unpruned at every seq_len measured" in text for text in words(figure))
