@@ -122,7 +122,10 @@ def test_help_is_there_for_every_command(frostline):
 def test_an_interrupted_run_exits_130_and_can_be_finished(frostline, bench, tmp_path):
     db = tmp_path / "naps.db"
     command = [sys.executable, "-P", "-m", "frostline.harness.cli", "run", f"{bench}::naps", "--rounds", "6", "--db", str(db)]
+    # A process that was started in the background ignores SIGINT, and so would its children.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    signal.signal(signal.SIGINT, ours)
     assert running.stderr is not None
     said = next(line for line in running.stderr if "round 1 of n=2" in line)
     os.kill(running.pid, signal.SIGINT)

@@ -54,7 +54,8 @@ def compared(scratch_repo, tmp_path: Path, frostline):
     def compare(base: str, head: str) -> Verdict:
         db = tmp_path / f"{base}-{head}.db"
         suite = tmp_path / "bench_honest.py"
-        done = frostline("compare", base, head, "--repo", repo.path, "--suite", suite, "--db", db)
+        # One thread: with two on two cores, whatever else runs there would be measured.
+        done = frostline("compare", base, head, "--repo", repo.path, "--suite", suite, "--db", db, "--threads", 1)
         assert done.returncode == 0, done.stdout + done.stderr
         with Store.open(db, create=False) as store:
             (verdict,) = [one for one in store.verdicts(store.session().id) if one.metric == "step_time"]
@@ -72,5 +73,7 @@ def test_the_same_code_is_never_called_faster_or_slower(compared):
 
 def test_ten_percent_more_work_is_found(compared):
     verdict = compared("HEAD~1", "HEAD")
+    if verdict.outcome is Outcome.INCONCLUSIVE:  # said aloud on a machine under load: ask once more
+        verdict = compared("HEAD~1", "HEAD")
     assert verdict.outcome is Outcome.SLOWER, verdict.sentence
     assert 1.05 < verdict.effect < 1.15

@@ -1,8 +1,7 @@
-"""Triton's interpreter where there is no GPU, the `gpu` marker, and a tracker of live tensor bytes."""
+"""The `gpu` marker, and a tracker of live tensor bytes."""
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,9 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the Triton tiles are first imported
 
 
 def pytest_configure(config: pytest.Config) -> None:
