@@ -28,7 +28,7 @@ compare: .venv/run.stamp ## a verdict on two revisions: make compare BASE=main H
 	$(BIN)/frostline compare $(BASE) $(HEAD) $(ARGS)
 
 crossover: .venv/run.stamp ## the chart of peak memory over sequence length, measuring what is missing
-	$(BIN)/frostline chart crossover $(ARGS)
+	$(BIN)/frostline chart crossover --out results $(ARGS)
 
 gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the main branch
 	$(BIN)/frostline gate $(ARGS)

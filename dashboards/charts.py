@@ -40,9 +40,9 @@ def crossover_pictures(sessions: Sequence[tuple[Evidence, Role]], folder: Path, 
         UsageError: a session without such figures.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    groups: dict[frozenset[str], list[tuple[Evidence, Role]]] = {}
+    groups: dict[str, list[tuple[Evidence, Role]]] = {}
     for evidence, role in sessions:
-        groups.setdefault(frozenset(case.id for case in evidence.cases), []).append((evidence, role))
+        groups.setdefault(_sizes(evidence), []).append((evidence, role))
     return [_picture(members, folder, against, alone=len(groups) == 1) for members in groups.values()]
 
 
@@ -53,7 +53,6 @@ def _picture(members: Sequence[tuple[Evidence, Role]], folder: Path, against: st
     kind = "measured and predicted" if len(by_role) == 2 else "measured" if role is Role.MEASURE else "predicted"
     path = folder / ("crossover.png" if alone else f"crossover-{kind}.png")
     case = evidence.cases[0]
-    fixed = [f"{axis} {value}" for axis, value in case.params.items() if axis not in ("seq_len", "lm_head")]
     where = f"measured on {evidence.machine.label}" if Role.MEASURE in by_role else "predicted by the cost model for a CUDA GPU"
     crossover_chart(
         panels,
@@ -61,10 +60,16 @@ def _picture(members: Sequence[tuple[Evidence, Role]], folder: Path, against: st
         y_label="Peak memory",
         title=f"{case.suite}: peak memory over sequence length, {kind}",
         path=path,
-        caption=f"{', '.join(fixed)}; {where}; one forward and backward, inputs and weights included",
+        caption=f"{_sizes(evidence)}; {where}; one forward and backward, inputs and weights included",
     )
     sentences = [f"{panel.title} ({kind}): {one.sentence}" for panel in panels for one in panel.comparisons]
     return Picture(path, sentences)
+
+
+def _sizes(evidence: Evidence) -> str:
+    """What all cases of a chart have in common; what is off (no bias, nothing masked) goes without saying."""
+    params = evidence.cases[0].params
+    return ", ".join(f"{axis} {value}" for axis, value in params.items() if axis not in ("seq_len", "lm_head") and value)
 
 
 def overlay(measured: Sequence[Panel], predicted: Sequence[Panel]) -> list[Panel]:

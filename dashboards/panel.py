@@ -75,16 +75,15 @@ class Drawing:
             self._curve(line)
             if line.oom_at is not None:
                 self._crown(line, (line.oom_at, self.scale.crown(rows[place])))
-        found = (crossing for comparison in self.panel.comparisons for crossing in comparison.crossings)
-        by_text = {f"{crossing.x:,.0f}": crossing for crossing in found}  # lines that lie on each other cross a third together
-        crossings = sorted(by_text.values(), key=lambda crossing: crossing.x)  # of two neighbours the left one's text goes left
+        found = [crossing for comparison in self.panel.comparisons for crossing in comparison.crossings]
+        crossings = sorted(found, key=lambda crossing: crossing.x)  # so that of two neighbours the left one's text goes left
         for crossing in crossings:
             self._ring(crossing)
         self._find_ends()
         self._names()
-        for crossing in crossings:
+        for crossing in {crossing.text: crossing for crossing in reversed(crossings)}.values():  # one text for one place
             rivals = [self._pixels((other.x, other.value)) for other in crossings if other is not crossing]
-            self._beside(f"{crossing.x:,.0f}", (crossing.x, crossing.value), theme.INK, rivals=rivals)
+            self._beside(crossing.text, (crossing.x, crossing.value), theme.INK, rivals=rivals)
 
     def _curve(self, line: Series) -> None:
         look = self.looks[line.label]

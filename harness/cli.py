@@ -205,7 +205,7 @@ def chart_crossover(
     from frostline.results.store import Store
 
     with Store.open(db, create=fill) as store:
-        drawn = commands.crossover(suite, store, _progress(), _command_line(), fill=fill)
+        drawn = commands.crossover(suite, against, store, _progress(), _command_line(), fill=fill)
         shown = [(Evidence.load(store, one.session.id), one.role) for one in drawn]
         for picture in crossover_pictures(shown, out, against):
             print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
@@ -223,7 +223,7 @@ def gate(
     junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the decision as JSON to this file.")] = None,
 ) -> None:
-    """Judge the working tree under [tool.frostline.gate] of the repository's pyproject.toml, for a CI job.
+    """Judge the working tree under the table tool.frostline.gate of the repository's pyproject.toml.
 
     Exit codes: 0 pass, 1 something got worse or is broken, 2 a mistake in what was asked, 3 no answer, 4 nothing measured,
     70 a fault of frostline, 130 interrupted. Without a GPU the cost model's exact figures decide, at full size.

@@ -1,13 +1,13 @@
 """Where two lines of memory cross: from which sequence length the fused head saves, if it does.
 
-Between two measured points a line is straight in both x and bytes: activations grow by a fixed number of bytes a token on top
-of what is fixed, so a peak is affine in the length between the points where another tensor becomes the largest. A chart with
-a logarithmic axis draws that as a curve.
+Between two points a line is drawn straight in both x and bytes: activations grow by a fixed number of bytes a token on top of
+what is fixed, so a peak is affine in the length, up to where another tensor becomes the largest. There it has a kink, so a
+crossing between two points that are far apart is told as that range. A chart with a logarithmic axis draws curves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -17,6 +17,7 @@ from frostline.results.evidence import Evidence, side_names
 from frostline.results.record import PEAK_ALLOCATED, Case, Role, SideRecord, Status, UsageError
 from frostline.results.statistics import summarise
 
+NARROW = 1.05  # neighbouring points within 5 % of each other
 SAME_BYTES = 1e-9  # relative: what interpolation may round
 
 
@@ -33,10 +34,25 @@ class Series:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where two lines change places."""
+    """Where two lines change places: at `x` if they were straight between the neighbouring points `low` and `high`.
+
+    They need not be: a peak has a kink where another tensor becomes the largest. So what is said is where it lies for sure.
+    """
 
     x: float
     value: float
+    low: float
+    high: float
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the neighbouring points are so near that the place between them does not matter."""
+        return self.high <= NARROW * self.low
+
+    @property
+    def text(self) -> str:
+        """A number where that is known, else a range: `835`, `512–1,024`."""
+        return format_x(self.x) if self.is_narrow else f"{format_x(self.low)}–{format_x(self.high)}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,15 @@ def find_crossings(side: Series, baseline: Series) -> list[Crossing]:
     """
     stretches = [one for one in _stretches(side, baseline) if one.sign]
     crossed = [second.start for first, second in pairwise(stretches) if first.sign != second.sign]
-    return [Crossing(x, float(np.interp(x, baseline.xs, baseline.values))) for x in crossed]
+    return [_crossing(x, side, baseline) for x in crossed]
+
+
+def _crossing(x: float, side: Series, baseline: Series) -> Crossing:
+    """A place on the lines, with the nearest points of theirs around it (itself, where it is one)."""
+    grid = sorted({float(at) for at in (*side.xs, *baseline.xs)})
+    low = max((at for at in grid if at <= x), default=x)
+    high = min((at for at in grid if at >= x), default=x)
+    return Crossing(x, float(np.interp(x, baseline.xs, baseline.values)), low, high)
 
 
 def compare_lines(side: Series, baseline: Series, axis: str) -> Comparison:
@@ -239,7 +263,8 @@ def _where(side: Series, baseline: Series, axis: str) -> str:
     savings, first, last = _savings(stretches), stretches[0].start, stretches[-1].end
     if (savings[0].start, savings[0].end) == (first, last):
         return f"{side.label} needs less than {baseline.label} or as much {everywhere}"
-    return f"{side.label} needs less than {baseline.label} {' and '.join(_range(one, first, last) for one in savings)}"
+    ranges = (_range(one, first, last, lambda x: _crossing(x, side, baseline).text) for one in savings)
+    return f"{side.label} needs less than {baseline.label} {' and '.join(ranges)}"
 
 
 def _savings(stretches: Sequence[_Stretch]) -> list[_Stretch]:
@@ -253,11 +278,11 @@ def _savings(stretches: Sequence[_Stretch]) -> list[_Stretch]:
     return savings
 
 
-def _range(one: _Stretch, first: float, last: float) -> str:
+def _range(one: _Stretch, first: float, last: float, name: Callable[[float], str]) -> str:
     """A stretch in words; one that reaches an end of what was measured is left open there."""
     if one.start == first:
-        return f"up to {format_x(one.end)}"
-    return f"from {format_x(one.start)} on" if one.end == last else f"between {format_x(one.start)} and {format_x(one.end)}"
+        return f"up to {name(one.end)}"
+    return f"from {name(one.start)} on" if one.end == last else f"between {name(one.start)} and {name(one.end)}"
 
 
 def format_x(x: float) -> str:

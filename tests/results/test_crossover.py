@@ -33,15 +33,15 @@ def crossings(ours, theirs):
         ((1, 1, 1, 1), (2, 3, 4, 5), [], "fused needs less than plain at every seq_len measured"),
         ((3, 4, 5, 6), (2, 3, 4, 5), [], "fused needs more than plain at every seq_len measured"),
         ((2, 3, 4, 5), (2, 3, 4, 5), [], "fused needs as much as plain at every seq_len measured"),
-        ((4, 4, 4, 4), (2, 3, 5, 9), [3072], "fused needs less than plain from 3,072 on"),
-        ((2, 3, 5, 9), (4, 4, 4, 4), [3072], "fused needs less than plain up to 3,072"),
-        ((1, 3, 3, 1), (2, 2, 2, 2), [1536, 6144], "fused needs less than plain up to 1,536 and from 6,144 on"),
-        ((3, 1, 1, 3), (2, 2, 2, 2), [1536, 6144], "fused needs less than plain between 1,536 and 6,144"),
+        ((4, 4, 4, 4), (2, 3, 5, 9), [3072], "fused needs less than plain from 2,048–4,096 on"),
+        ((2, 3, 5, 9), (4, 4, 4, 4), [3072], "fused needs less than plain up to 2,048–4,096"),
+        ((1, 3, 3, 1), (2, 2, 2, 2), [1536, 6144], "fused needs less than plain up to 1,024–2,048 and from 4,096–8,192 on"),
+        ((3, 1, 1, 3), (2, 2, 2, 2), [1536, 6144], "fused needs less than plain between 1,024–2,048 and 4,096–8,192"),
         (
             (3, 1, 3, 1),
             (2, 2, 2, 2),
             [1536, 3072, 6144],
-            "fused needs less than plain between 1,536 and 3,072 and from 6,144 on",
+            "fused needs less than plain between 1,024–2,048 and 2,048–4,096 and from 4,096–8,192 on",
         ),
         ((3, 2, 1, 1), (2, 2, 2, 2), [2048], "fused needs less than plain from 2,048 on"),  # crosses at a measured point
         ((1, 2, 1, 1), (2, 2, 2, 2), [], "fused needs less than plain or as much at every seq_len measured"),  # touches
@@ -57,7 +57,7 @@ def test_where_lines_cross_and_what_is_said(ours, theirs, crossed, said):
 
 
 def test_a_crossing_has_a_height():
-    assert find_crossings(line("a", (4, 4)), line("b", (2, 6))) == [Crossing(1536, 4.0)]
+    assert find_crossings(line("a", (4, 4)), line("b", (2, 6))) == [Crossing(1536, 4.0, 1024, 2048)]
 
 
 def test_lines_over_different_lengths_are_compared_where_both_are():
@@ -80,6 +80,12 @@ def test_running_out_of_memory_is_told():
 
 def test_a_prediction_says_so():
     assert sentence((1, 1), (2, 2), predicted=True) == "fused needs less than plain at every seq_len predicted"
+
+
+def test_a_crossing_between_near_points_is_a_number():
+    near = Series("a", (800, 830, 860), (1, 2, 3)), Series("b", (800, 830, 860), (1.5, 2.25, 2.5))
+    (crossing,) = find_crossings(*near)
+    assert (crossing.low, crossing.high, crossing.text) == (830, 860, "840")
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=7))
@@ -132,8 +138,8 @@ def test_panels_from_a_session(session):
     assert (plain.label, plain.xs, plain.values, plain.oom_at) == ("plain", [1024, 2048, 4096], [2048, 4096, 8192], 8192)
     assert (fused.xs, fused.values, fused.oom_at) == ([1024, 2048, 4096, 8192], [6144] * 4, None)
     (comparison,) = frozen.comparisons
-    assert comparison.crossings == [Crossing(3072, 6144)]
-    assert comparison.sentence == "fused needs less than plain from 3,072 on; plain runs out of memory at 8,192"
+    assert comparison.crossings == [Crossing(3072, 6144, 2048, 4096)]
+    assert comparison.sentence == "fused needs less than plain from 2,048–4,096 on; plain runs out of memory at 8,192"
 
 
 def test_predicted_panels(session):
