@@ -20,8 +20,9 @@ from frostline.kernels.lm_head.plan import Needs, Plan
 from frostline.kernels.lm_head.transform import Transform
 from frostline.kernels.matmul import accumulator_dtype, mm_rounded, mm_wide
 
-# d loss / d logp of the rows of a slice, given their log-probs: how a known loss enters the pass.
-Upstream: TypeAlias = Callable[[Tensor, slice], Tensor]
+# d loss / d logp and, where the loss has one, d loss / d entropy of the rows of a slice, given their log-probs and, where they
+# are kept, their entropies: how a known loss enters the pass.
+Upstream: TypeAlias = Callable[[Tensor, Tensor | None, slice], tuple[Tensor, Tensor | None]]
 
 # How far logits may exceed a row's reference before its sums are rescaled: exp of it must be finite in the tile's dtype with
 # headroom for the products that follow. A rescale reads and writes the whole accumulator row; with 40 it almost never happens.
@@ -75,6 +76,12 @@ class Statistics:
     log_z: Tensor
     entropy: Tensor | None = None
 
+    @staticmethod
+    def new(head: Head, *, entropy: bool) -> Statistics:
+        """Storage for the rows of `head`, to be filled."""
+        count = head.hidden.shape[0]
+        return Statistics(head.empty(count), head.empty(count), head.empty(count) if entropy else None)
+
 
 @dataclass(frozen=True)
 class Gradients:
@@ -88,7 +95,7 @@ class Gradients:
 def forward_only(head: Head, plan: Plan, *, entropy: bool = False) -> Statistics:
     """Log-probs (and entropies) alone: one product with the weight."""
     count = head.hidden.shape[0]
-    result = Statistics(head.empty(count), head.empty(count), head.empty(count) if entropy else None)
+    result = Statistics.new(head, entropy=entropy)
     buffer = _tile_buffer(head, plan)
     for rows in _slices(count, plan.row_block):
         block = head.rows(rows)
@@ -99,8 +106,8 @@ def forward_only(head: Head, plan: Plan, *, entropy: bool = False) -> Statistics
     return result
 
 
-def stream(head: Head, plan: Plan, upstream: Upstream | None) -> tuple[Tensor, Tensor]:
-    """Log-probs and the hidden gradient in one pass, for a frozen head: two products with the weight.
+def stream(head: Head, plan: Plan, upstream: Upstream | None, *, entropy: bool = False) -> tuple[Statistics, Tensor]:
+    """Statistics and the hidden gradient in one pass, for a frozen head: two products with the weight.
 
     d logp / d hidden = dz/dx_t w_t - sum_j p_j dz/dx_j w_j is attention with the vocabulary as keys and values: per tile,
     exp(z - reference) is multiplied onto the weight rows and summed in fp32, and divided by its total at the end. w_t is
@@ -110,19 +117,20 @@ def stream(head: Head, plan: Plan, upstream: Upstream | None) -> tuple[Tensor, T
         head: rows, of which whole blocks of `plan.row_block` are walked.
         plan: of strategy STREAM.
         upstream: d loss / d logp of a block of rows, applied before the gradient is rounded. None: the unit gradient.
+        entropy: whether entropies are wanted; no gradient goes through them.
 
     Returns:
-        logp [N] and the gradient [N, H] in the dtype of `hidden`.
+        The statistics [N] and the gradient [N, H] in the dtype of `hidden`.
     """
     count, width = head.hidden.shape
-    logp, gradient = head.empty(count), head.empty(count, width, dtype=head.hidden.dtype)
+    result, gradient = Statistics.new(head, entropy=entropy), head.empty(count, width, dtype=head.hidden.dtype)
     buffer = _tile_buffer(head, plan)
     probabilities = None if plan.in_place else _tile_buffer(head, plan, plan.tile_dtype)
     accumulator = head.empty(min(plan.row_block, count), width)
     limit = _RESCALE_ABOVE.get(plan.tile_dtype, _RESCALE_ABOVE_DEFAULT)
     for rows in _slices(count, plan.row_block):
         block = head.rows(rows)
-        running, mean = _Running.new(block), accumulator[: block.hidden.shape[0]]
+        running, mean = _Running.new(block, moment=entropy), accumulator[: block.hidden.shape[0]]
         for columns in _slices(head.weight.shape[0], plan.vocab_tile):
             x = _logits(block, columns, buffer)
             p = x if probabilities is None else probabilities[: x.shape[0], : x.shape[1]]
@@ -130,25 +138,27 @@ def stream(head: Head, plan: Plan, upstream: Upstream | None) -> tuple[Tensor, T
             if columns.start:
                 tiles.rescale_rows(mean, running.rescale)
             mm_wide(p, head.weight[columns], mean, accumulate=columns.start > 0)
-        logp[rows] = block.only_active(running.logp())
-        scale = block.only_active(upstream(logp[rows], rows)) if upstream is not None else torch.ones_like(running.total)
+        running.finish(block, result, rows)
+        scale = torch.ones_like(running.total) if upstream is None else block.only_active(_asked(upstream, result, rows)[0])
         onto_target = scale * head.transform.slope(running.target_logit)
         onto_mean = scale * head.transform.steepest / running.total
         tiles.finish_rows(mean, head.weight, block.targets, onto_target, onto_mean, gradient[rows])
-    return logp, gradient
+    return result, gradient
 
 
-def blocks(head: Head, plan: Plan, needs: Needs, upstream: Upstream) -> tuple[Tensor, Gradients, Tensor | None]:
-    """Log-probs and the gradients of a known loss, by blocks of rows with all their logits: three products with the weight.
+def blocks(
+    head: Head, plan: Plan, needs: Needs, upstream: Upstream, *, entropy: bool = False
+) -> tuple[Statistics, Gradients, Tensor | None]:
+    """Statistics and the gradients of a known loss, by blocks of rows with all their logits: three products with the weight.
 
     The weight gradient is summed in fp32: each block is added to an fp32 accumulator here, or, where the plan found that
     smaller, the gradient tiles of all rows are returned for one product in the backward (`weight_gradient`).
 
     Returns:
-        logp [N], the gradients, and the tiles [N, V] that were kept, or None.
+        The statistics [N], the gradients, and the tiles [N, V] that were kept, or None.
     """
     count, vocab = head.hidden.shape[0], head.weight.shape[0]
-    logp, keep = head.empty(count), needs.weight and plan.keep_tiles
+    result, keep = Statistics.new(head, entropy=entropy), needs.weight and plan.keep_tiles
     hidden = head.clean_hidden() if needs.weight and not keep else head.hidden
     d_hidden = torch.empty_like(head.hidden) if needs.hidden else None
     d_bias = head.hidden.new_zeros(vocab, dtype=head.wide) if needs.bias else None
@@ -162,7 +172,7 @@ def blocks(head: Head, plan: Plan, needs: Needs, upstream: Upstream) -> tuple[Te
         tile = storage[rows] if keep else storage[:size]
         x = tile if buffer is None else buffer[:size]
         mm_wide(block.hidden, head.weight.t(), x)
-        _block_gradient(block, rows, x, None if buffer is None else tile, logp, upstream)
+        _block_gradient(block, rows, x, None if buffer is None else tile, result, upstream)
         if d_hidden is not None and mean is not None:
             mm_wide(tile, head.weight, mean[:size])
             d_hidden[rows] = mean[:size]
@@ -172,7 +182,7 @@ def blocks(head: Head, plan: Plan, needs: Needs, upstream: Upstream) -> tuple[Te
             mm_wide(tile.t(), hidden[rows], d_weight, accumulate=rows.start > 0)
     kept = storage if keep else None
     del storage, buffer, mean, block, tile, x  # before the accumulator is rounded
-    return logp, Gradients(d_hidden, _in_dtype_of(head.weight, d_weight), _in_dtype_of(head.bias, d_bias)), kept
+    return result, Gradients(d_hidden, _in_dtype_of(head.weight, d_weight), _in_dtype_of(head.bias, d_bias)), kept
 
 
 def weight_gradient(head: Head, plan: Plan, kept: Tensor, scale: Tensor) -> Tensor:
@@ -259,15 +269,12 @@ class _Running:
 
     def fold(self, x: Tensor, p: Tensor | None, block: Head, columns: slice, limit: float) -> None:
         tiles.fold_tile(
-            x, _slice_of(block.bias, columns), block.targets, p, self.maximum, self.total, self.target_logit, self.rescale,
-            columns.start, columns.start == 0, limit, *_scalars(block),
+            x, _slice_of(block.bias, columns), block.targets, p, self.maximum, self.total, self.moment, self.target_logit,
+            self.rescale, columns.start, columns.start == 0, limit, *_scalars(block),
         )  # fmt: skip
 
     def log_z(self) -> Tensor:
         return self.maximum + self.total.log()
-
-    def logp(self) -> Tensor:
-        return self.target_logit - self.log_z()
 
     def finish(self, block: Head, result: Statistics, rows: slice) -> None:
         log_z = self.log_z()
@@ -277,13 +284,22 @@ class _Running:
             result.entropy[rows] = block.only_active(log_z - self.moment / self.total)
 
 
-def _block_gradient(block: Head, rows: slice, x: Tensor, out: Tensor | None, logp: Tensor, upstream: Upstream) -> None:
-    """Statistics of a block that holds all its logits, its log-probs, and its gradient in place of (or beside) the logits."""
-    running, everything = _Running.new(block), slice(0, x.shape[1])
+def _block_gradient(block: Head, rows: slice, x: Tensor, out: Tensor | None, result: Statistics, upstream: Upstream) -> None:
+    """Statistics of a block that holds all its logits, and its gradient in place of (or beside) the logits."""
+    running, everything = _Running.new(block, moment=result.entropy is not None), slice(0, x.shape[1])
     running.reduce(x, block, everything)
-    logp[rows] = block.only_active(running.logp())
-    grad_logp = upstream(logp[rows], rows).contiguous()
-    tiles.gradient_tile(x, block.bias, block.targets, running.log_z(), grad_logp, None, None, out, 0, *_scalars(block))
+    running.finish(block, result, rows)
+    grad_logp, grad_entropy = _asked(upstream, result, rows)
+    entropy = None if grad_entropy is None or result.entropy is None else result.entropy[rows]
+    tiles.gradient_tile(
+        x, block.bias, block.targets, result.log_z[rows], grad_logp, grad_entropy, entropy, out, 0, *_scalars(block)
+    )
+
+
+def _asked(upstream: Upstream, result: Statistics, rows: slice) -> tuple[Tensor, Tensor | None]:
+    """What the loss says of a block, contiguous: tiles read it row by row."""
+    grad_logp, grad_entropy = upstream(result.logp[rows], None if result.entropy is None else result.entropy[rows], rows)
+    return grad_logp.contiguous(), None if grad_entropy is None else grad_entropy.contiguous()
 
 
 def _logits(block: Head, columns: slice, buffer: Tensor) -> Tensor:

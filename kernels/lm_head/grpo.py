@@ -1,8 +1,9 @@
-"""`FusedLinearGRPOLoss`: GRPO and its relatives straight from hidden states, drop-in for Liger-Kernel 0.8.5's module.
+"""GRPO and its relatives straight from hidden states: the functional form of `FusedLinearGRPOLoss`.
 
 The loss is known when the forward runs, so the gradients are formed there: two products with the weight when the head is
-frozen, three when it is trained. Where that cannot be (a sequence-level ratio whose completions do not fit a block of rows, or
-fp16, whose small gradients only survive once the loss scale has been applied), the loss stands on `linear_logprob` instead.
+frozen, three when it is trained. Where that cannot be (a completion that is judged as a whole and does not fit a block of rows,
+a choice of tokens by the entropies of the whole batch, or fp16, whose small gradients only survive once the loss scale has been
+applied), the loss stands on `linear_logprob` instead.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frostline.kernels.lm_head.checks import check_device, check_head, check_shape
+from frostline.kernels.lm_head.entropy import with_entropy_weights, with_highest_entropies
 from frostline.kernels.lm_head.known_loss import LossCall, linear_loss
 from frostline.kernels.lm_head.logprob import as_autocast_would, flat, logprob_of_rows
 from frostline.kernels.lm_head.plan import Needs, Problem, fits_in_blocks
-from frostline.kernels.lm_head.policy_losses import LOSSES, PolicyBatch, PolicyOptions, policy_loss, terms
+from frostline.kernels.lm_head.policy_batch import Cleaner, PolicyBatch
+from frostline.kernels.lm_head.policy_losses import LOSSES, policy_loss, terms, weighted
+from frostline.kernels.lm_head.policy_options import PolicyOptions
 from frostline.kernels.lm_head.rows import Rows
 from frostline.kernels.lm_head.transform import Transform
 from frostline.kernels.matmul import device_kind
@@ -24,7 +28,6 @@ from frostline.kernels.uncompiled import uncompiled
 
 _NAMES = {"hidden": "_input", "weight": "lin_weight", "bias": "bias", "targets": "selected_token_ids"}
 _REFERENCE_NAMES = {"hidden": "ref_input", "weight": "ref_weight", "bias": "ref_bias", "targets": "selected_token_ids"}
-_ELSEWHERE = ("cispo", "sapo", "luspo", "vespo")  # loss types of Liger-Kernel that are not here
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,19 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class _Given:
+    """What the user gave besides the head, padding and all; meanings in `fused_linear_grpo_loss`."""
+
+    mask: Tensor
+    advantages: Tensor
+    old_logps: Tensor | None
+    reference: Tensor | None
+    correction: Tensor | None
+    sampling_logps: Tensor | None
+    items: float | Tensor | None
+
+
+@dataclass(frozen=True)
 class _GroupedLoss:
     """A policy loss over flat rows [n], in groups of consecutive rows: a `KnownLoss`."""
 
@@ -44,12 +60,22 @@ class _GroupedLoss:
     options: PolicyOptions
     group: int
 
-    def total(self, logp: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return policy_loss(self._grouped(logp), self.batch.map(self._grouped), self.options)
+    @property
+    def entropy(self) -> bool:
+        return self.options.entropy
 
-    def part(self, logp: Tensor, rows: slice) -> Tensor:
+    @property
+    def entropy_trained(self) -> bool:
+        return self.options.entropy_trained
+
+    def total(self, logp: Tensor, entropy: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        grouped_entropy = None if entropy is None else self._grouped(entropy)
+        return policy_loss(self._grouped(logp), self.batch.map(self._grouped), self.options, grouped_entropy)
+
+    def part(self, logp: Tensor, entropy: Tensor | None, rows: slice) -> Tensor:
         batch = self.batch.map(lambda values: self._grouped(values[rows]))
-        return (terms(self._grouped(logp), batch, self.options).loss * batch.weights).sum()
+        grouped_entropy = None if entropy is None else self._grouped(entropy)
+        return weighted(terms(self._grouped(logp), batch, self.options), batch, self.options, grouped_entropy)
 
     def _grouped(self, values: Tensor) -> Tensor:
         return values.reshape(values.shape[0] // max(self.group, 1), self.group)
@@ -68,6 +94,7 @@ def fused_linear_grpo_loss(
     old_logps: Tensor | None = None,
     reference: Tensor | Reference | None = None,
     correction: Tensor | None = None,
+    sampling_logps: Tensor | None = None,
     items: float | Tensor | None = None,
     active_rows: int | None = None,
     prune: bool = True,
@@ -86,13 +113,16 @@ def fused_linear_grpo_loss(
         old_logps: [B, T] log-probs under the policy that sampled; None: the policy itself, ratio 1.
         reference: [B, T] log-probs under the reference model, or its head, for which one more product is computed; None: the
             policy itself, KL 0. Not looked at when `options.beta` is 0.
-        correction: [B, T] or [B, 1], multiplied onto the surrogate (the sampler's importance ratio).
-        items: tokens of the whole batch over accumulation steps and processes, for dapo.
+        correction: [B], [B, 1] or [B, T], multiplied onto the surrogate (the sampler's importance ratio); for vespo part of the
+            completion's own weight.
+        sampling_logps: [B, T] the sampler's log-probs, for the off-policy mask; None: the old ones. NaN where not known.
+        items: tokens of the whole batch over accumulation steps and processes, for dapo, cispo and vespo.
         active_rows: number of tokens that count, where the host knows it: the others are then not computed.
         prune: False computes every parameter gradient and every row, and throws away what nobody asked for.
 
     Returns:
-        The loss, and the metrics: mean KL (when beta is not 0), then the share of tokens that were clipped.
+        The loss, and the metrics: mean KL (when beta is not 0), the share of tokens that were clipped, and the mean entropy
+        (where the options need or report it).
 
     Raises:
         TypeError, ValueError, RuntimeError: see `linear_logprob`.
@@ -102,15 +132,24 @@ def fused_linear_grpo_loss(
     transform = Transform.of(temperature)
     rows = Rows.of(mask.numel(), mask != 0, active_rows, gather=prune)
     reference_logps = _reference_logps(reference, targets, rows, transform, options)
-    batch = _clean_batch(mask, advantages, old_logps, reference_logps, correction, items, options, hidden)
-    group = mask.shape[1] if options.level == "sequence" else 1
-    if _formed_in_forward(hidden, weight, bias, rows, group, prune):
-        loss = _GroupedLoss(batch.map(lambda values: rows.take(values.reshape(-1))), options, group)
-        found: tuple[Tensor, tuple[Tensor, ...]]
-        found = _known_loss(hidden, weight, bias, targets, rows, LossCall(loss, transform, rows.masked, prune))
-        return found
-    logp, _ = logprob_of_rows(hidden, weight, bias, targets, rows, transform, prune=prune)
-    return policy_loss(logp.reshape(mask.shape), batch, options)
+    given = _Given(mask, advantages, old_logps, reference_logps, correction, sampling_logps, items)
+    batch = _make_batch(given, options, hidden.dtype)
+    group = mask.shape[1] if options.by_completion else 1
+    if not options.by_batch:
+        batch = with_entropy_weights(batch, options)
+        if _formed_in_forward(hidden, weight, bias, rows, options, group, prune):
+            loss = _GroupedLoss(batch.map(lambda values: rows.take(values.reshape(-1))), options, group)
+            found: tuple[Tensor, tuple[Tensor, ...]]
+            found = _known_loss(hidden, weight, bias, targets, rows, LossCall(loss, transform, rows.masked, prune))
+            return found
+    logp, entropy = logprob_of_rows(
+        hidden, weight, bias, targets, rows, transform,
+        entropy=options.entropy, entropy_in_loss=options.entropy_trained, prune=prune,
+    )  # fmt: skip
+    entropy = None if entropy is None else entropy.reshape(mask.shape)
+    if options.by_batch and entropy is not None:
+        batch = with_entropy_weights(with_highest_entropies(batch, entropy, options), options)
+    return policy_loss(logp.reshape(mask.shape), batch, options, entropy)
 
 
 @uncompiled  # the engine drives its own kernels; what is around it compiles
@@ -120,7 +159,9 @@ def _known_loss(
     return linear_loss(flat(hidden, rows), weight, bias, rows.targets(targets, weight.shape[0]), call)
 
 
-def _formed_in_forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, group: int, prune: bool) -> bool:
+def _formed_in_forward(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, options: PolicyOptions, group: int, prune: bool
+) -> bool:
     """Whether the gradients can be formed while the logits are at hand."""
     trained = Needs(hidden.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
     if not torch.is_grad_enabled() or not trained.any or hidden.dtype == torch.float16:
@@ -130,7 +171,17 @@ def _formed_in_forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, rows
     needs = trained if prune else Needs(trained.hidden, True, bias is not None)
     vocab, width = weight.shape
     return fits_in_blocks(
-        Problem(rows.count, width, vocab, hidden.dtype, needs, loss_known=True, group=group, device=device_kind(hidden))
+        Problem(
+            rows.count,
+            width,
+            vocab,
+            hidden.dtype,
+            needs,
+            loss_known=True,
+            entropy=options.entropy_trained,
+            group=group,
+            device=device_kind(hidden),
+        )
     )
 
 
@@ -145,36 +196,21 @@ def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
         check_device(tensor, hidden, name, "_input")
 
 
-def _clean_batch(
-    mask: Tensor,
-    advantages: Tensor,
-    old: Tensor | None,
-    reference: Tensor | None,
-    correction: Tensor | None,
-    items: float | Tensor | None,
-    options: PolicyOptions,
-    hidden: Tensor,
-) -> PolicyBatch:
+def _make_batch(given: _Given, options: PolicyOptions, dtype: torch.dtype) -> PolicyBatch:
     """The batch in the dtype of the log-probs, with zeros where padding may hold -inf, NaN or values far away."""
-    dtype, active = torch.promote_types(hidden.dtype, torch.float32), mask != 0
-
-    def clean(values: Tensor | None, name: str) -> Tensor | None:
-        if values is None:
-            return None
-        check_device(values, hidden, name, "_input")
-        if tuple(values.shape) != (mask.shape[0], 1):
-            check_shape(values, tuple(mask.shape), name, "that of attention_mask")
-        return torch.where(active, values.detach().to(dtype), 0.0)
-
-    count = active.to(dtype)
-    per_token = advantages if advantages.ndim == 2 else advantages.unsqueeze(1)
+    clean = Cleaner(given.mask != 0, torch.promote_types(dtype, torch.float32))
+    count = clean.active.to(clean.dtype)
+    advantages = given.advantages if given.advantages.ndim == 2 else given.advantages.unsqueeze(1)
+    folded = options.loss_type == "vespo"  # the correction is part of its weight
     return PolicyBatch(
         mask=count,
-        weights=LOSSES[options.loss_type](count, options, items),
-        advantages=torch.where(active, per_token.detach().to(dtype), 0.0),
-        old=clean(old, "old_per_token_logps"),
-        reference=clean(reference, "ref_per_token_logps"),
-        correction=clean(correction, "vllm_is_ratio"),
+        weights=LOSSES[options.loss_type].weights(count, options, given.items),
+        advantages=torch.where(clean.active, advantages.detach().to(clean.dtype), 0.0),
+        old=clean.tokens(given.old_logps, "old_per_token_logps"),
+        reference=clean.tokens(given.reference, "ref_per_token_logps"),
+        correction=None if folded else clean.correction(given.correction, "vllm_is_ratio"),
+        log_correction=clean.log_correction(given.correction, "vllm_is_ratio") if folded else None,
+        sampling=clean.tokens(given.sampling_logps, "sampling_per_token_logps"),
     )
 
 
@@ -191,146 +227,3 @@ def _reference_logps(
         check_head(hidden, weight, bias, targets, _REFERENCE_NAMES)
         logp: Tensor = logprob_of_rows(hidden, weight, bias, targets, rows, transform)[0]
     return logp.reshape(targets.shape)
-
-
-class FusedLinearGRPOLoss(nn.Module):
-    """GRPO, BNPO, Dr. GRPO and DAPO losses over a linear head that never holds all logits and trains only what requires it.
-
-    Arguments, their order, their defaults and the returned value are those of Liger-Kernel 0.8.5's
-    `LigerFusedLinearGRPOLoss`, so that swapping the import is enough.
-
-    Args:
-        beta: weight of the KL penalty. With 0, reference inputs are not looked at.
-        compiled, chunk_size: accepted without effect; tiles are planned.
-        use_ref_model: whether a reference takes part: without it the KL is that of the policy to itself, 0.
-        epsilon_low, epsilon_high: clip range of the importance ratio.
-        loss_type: grpo, bnpo, dr_grpo or dapo (`policy_losses.LOSSES`).
-        max_completion_length: for dr_grpo.
-        importance_sampling_level: "token" or "sequence".
-        sapo_temperature_pos, sapo_temperature_neg, vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg: accepted;
-            their losses are not available here.
-        temperature: divides the logits.
-        delta: upper bound of the unclipped ratio, or None.
-        use_bias_correction_kl: multiply the KL estimate by the importance ratio of the same level.
-        prune: False runs what a trained head would run, whatever is frozen: the gradients are the same, for more work.
-
-    Raises:
-        ValueError: a loss type or level that is not available, or a number out of range.
-    """
-
-    def __init__(
-        self,
-        beta: float = 0.04,
-        compiled: bool = True,
-        use_ref_model: bool = True,
-        chunk_size: int = 1,
-        epsilon_low: float = 0.2,
-        epsilon_high: float = 0.2,
-        loss_type: str = "dapo",
-        max_completion_length: int | None = None,
-        importance_sampling_level: str = "token",
-        sapo_temperature_pos: float = 1.0,
-        sapo_temperature_neg: float = 1.05,
-        temperature: float = 1.0,
-        delta: float | None = None,
-        use_bias_correction_kl: bool = False,
-        vespo_k_pos: float = 2.0,
-        vespo_lambda_pos: float = 3.0,
-        vespo_k_neg: float = 3.0,
-        vespo_lambda_neg: float = 2.0,
-        *,
-        prune: bool = True,
-    ) -> None:
-        super().__init__()
-        if loss_type in _ELSEWHERE:
-            raise ValueError(f"loss_type: {loss_type!r} is not available, wanted one of {', '.join(LOSSES)}")
-        for name, value in (("sapo_temperature_pos", sapo_temperature_pos), ("sapo_temperature_neg", sapo_temperature_neg)):
-            if value <= 0:
-                raise ValueError(f"{name}: got {value}, wanted a positive number")
-        self.options = PolicyOptions(
-            loss_type=loss_type,
-            beta=beta,
-            epsilon_low=epsilon_low,
-            epsilon_high=epsilon_high,
-            level=importance_sampling_level,
-            delta=delta,
-            bias_correction=use_bias_correction_kl,
-            max_completion_length=max_completion_length,
-        )
-        Transform.of(temperature)  # refuses a bad temperature now rather than at the first step
-        self.temperature = temperature
-        self.use_ref_model = use_ref_model
-        self.prune = prune
-        self.compiled, self.chunk_size = compiled, chunk_size
-        self.sapo_temperature_pos, self.sapo_temperature_neg = sapo_temperature_pos, sapo_temperature_neg
-        self.vespo_k_pos, self.vespo_lambda_pos = vespo_k_pos, vespo_lambda_pos
-        self.vespo_k_neg, self.vespo_lambda_neg = vespo_k_neg, vespo_lambda_neg
-
-    def forward(
-        self,
-        _input: Tensor,
-        lin_weight: Tensor,
-        selected_token_ids: Tensor,
-        attention_mask: Tensor,
-        advantages: Tensor,
-        bias: Tensor | None = None,
-        ref_per_token_logps: Tensor | None = None,
-        old_per_token_logps: Tensor | None = None,
-        ref_input: Tensor | None = None,
-        ref_weight: Tensor | None = None,
-        ref_bias: Tensor | None = None,
-        vllm_is_ratio: Tensor | None = None,
-        num_items_in_batch: float | Tensor | None = None,
-        *,
-        active_rows: int | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss and its metrics.
-
-        Args:
-            _input: hidden states [B, T, H]. lin_weight: [V, H], same dtype. bias: [V].
-            selected_token_ids: [B, T]. attention_mask: [B, T], tokens that count are not 0. Elsewhere anything may stand.
-            advantages: [B] or [B, T].
-            ref_per_token_logps: [B, T] log-probs under the reference model; or else its head, ref_input [B, T, H'],
-                ref_weight [V, H'] and ref_bias [V].
-            old_per_token_logps: [B, T] log-probs under the policy that sampled; None: ratio 1.
-            vllm_is_ratio: [B, T] or [B, 1], corrects for the sampler's own probabilities.
-            num_items_in_batch: tokens of the whole batch, over accumulation steps and processes (dapo).
-            active_rows: number of tokens that count, where the host knows it: the others are then not computed.
-
-        Returns:
-            (loss, metrics): metrics are the mean KL (when beta is not 0), then the share of tokens that were clipped.
-
-        Raises:
-            TypeError, ValueError: an argument of the wrong dtype, shape or device; no reference where one takes part.
-            RuntimeError: a weight whose values are not here (ZeRO-3, FSDP, DTensor).
-        """
-        return fused_linear_grpo_loss(
-            _input,
-            lin_weight,
-            selected_token_ids,
-            attention_mask,
-            advantages,
-            bias,
-            options=self.options,
-            temperature=self.temperature,
-            old_logps=old_per_token_logps,
-            reference=self._reference(ref_per_token_logps, ref_input, ref_weight, ref_bias),
-            correction=vllm_is_ratio,
-            items=num_items_in_batch,
-            active_rows=active_rows,
-            prune=self.prune,
-        )
-
-    def _reference(
-        self, logps: Tensor | None, hidden: Tensor | None, weight: Tensor | None, bias: Tensor | None
-    ) -> Tensor | Reference | None:
-        if not self.use_ref_model or self.options.beta == 0.0:
-            return None
-        if logps is not None:
-            return logps
-        if hidden is None or weight is None:
-            raise ValueError(
-                "ref_per_token_logps: got None with use_ref_model=True and beta not 0, wanted reference log-probs, or both"
-                " ref_input and ref_weight, or use_ref_model=False"
-            )
-        return Reference(hidden, weight, bias)

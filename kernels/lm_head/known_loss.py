@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from frostline.kernels.lm_head import engine
-from frostline.kernels.lm_head.engine import Gradients
+from frostline.kernels.lm_head.engine import Gradients, Statistics
 from frostline.kernels.lm_head.logprob import make_head, needs_of, only_wanted, problem_of
 from frostline.kernels.lm_head.plan import Strategy, make_plan
 from frostline.kernels.lm_head.transform import Transform
@@ -23,10 +23,18 @@ class KnownLoss(Protocol):
     def group(self) -> int:
         """How many consecutive rows must be judged together: 1, or the length of a sequence."""
 
-    def total(self, logp: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss and its metrics, from the log-probs of all rows, [n]."""
+    @property
+    def entropy(self) -> bool:
+        """Whether the loss or its metrics look at entropies."""
 
-    def part(self, logp: Tensor, rows: slice) -> Tensor:
+    @property
+    def entropy_trained(self) -> bool:
+        """Whether the loss has a gradient through them."""
+
+    def total(self, logp: Tensor, entropy: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss and its metrics, from the log-probs (and entropies) of all rows, [n]."""
+
+    def part(self, logp: Tensor, entropy: Tensor | None, rows: slice) -> Tensor:
         """The share of the loss that these rows (whole groups) add, a scalar that autograd can differentiate."""
 
 
@@ -51,12 +59,15 @@ def linear_loss(
     return loss, tuple(metrics)
 
 
-def _upstream(loss: KnownLoss, logp: Tensor, rows: slice) -> Tensor:
-    """d loss / d logp of a block of rows."""
+def _upstream(loss: KnownLoss, logp: Tensor, entropy: Tensor | None, rows: slice) -> tuple[Tensor, Tensor | None]:
+    """d loss / d logp and d loss / d entropy (None without one) of a block of rows."""
     with torch.enable_grad():
         leaf = logp.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss.part(leaf, rows), leaf)
-    return gradient
+        if entropy is None or not loss.entropy_trained:
+            return torch.autograd.grad(loss.part(leaf, entropy, rows), leaf)[0], None
+        other = entropy.detach().requires_grad_()
+        grad_logp, grad_entropy = torch.autograd.grad(loss.part(leaf, other, rows), (leaf, other))
+    return grad_logp, grad_entropy
 
 
 class _LinearLoss(torch.autograd.Function):
@@ -68,22 +79,23 @@ class _LinearLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         needs = needs_of(ctx, bias, grad=True, prune=call.prune)
         head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
-        plan = make_plan(problem_of(head, needs, loss_known=True, group=call.loss.group))
+        entropy = call.loss.entropy
+        plan = make_plan(problem_of(head, needs, loss_known=True, entropy=call.loss.entropy_trained, group=call.loss.group))
 
-        def upstream(logp: Tensor, rows: slice) -> Tensor:
-            return _upstream(call.loss, logp, rows)
+        def upstream(logp: Tensor, entropy: Tensor | None, rows: slice) -> tuple[Tensor, Tensor | None]:
+            return _upstream(call.loss, logp, entropy, rows)
 
         with torch.autocast(hidden.device.type, enabled=False):
             kept = None
             if hidden.shape[0] == 0:
-                logp = head.empty(0)
+                statistics = Statistics.new(head, entropy=entropy)
                 found = Gradients(*(None if t is None else torch.zeros_like(t) for t in (hidden, weight, bias)))
             elif plan.strategy is Strategy.STREAM:
-                logp, d_hidden = engine.stream(head, plan, upstream)
+                statistics, d_hidden = engine.stream(head, plan, upstream, entropy=entropy)
                 found = Gradients(d_hidden)
             else:
-                logp, found, kept = engine.blocks(head, plan, needs, upstream)
-            loss, metrics = call.loss.total(logp)
+                statistics, found, kept = engine.blocks(head, plan, needs, upstream, entropy=entropy)
+            loss, metrics = call.loss.total(statistics.logp, statistics.entropy)
         ctx.plan, ctx.call, formed = plan, call, only_wanted(ctx, found)
         # Through save_for_backward: autograd clones what it finds on an attribute when it accumulates it.
         later = (None,) * 5 if kept is None else (kept, hidden, weight, bias, head.targets)

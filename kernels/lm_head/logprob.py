@@ -6,7 +6,7 @@ scales it: two products with the weight in all. With the head trained, the backw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 import torch
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from frostline.kernels.lm_head import engine
 from frostline.kernels.lm_head.checks import check_head, check_shape
 from frostline.kernels.lm_head.engine import Gradients, Head, Statistics
-from frostline.kernels.lm_head.plan import Needs, Problem, Strategy, make_plan
+from frostline.kernels.lm_head.plan import Needs, Plan, Problem, Strategy, make_plan
 from frostline.kernels.lm_head.rows import Rows
 from frostline.kernels.lm_head.transform import Transform
 from frostline.kernels.matmul import device_kind
@@ -36,6 +36,7 @@ def linear_logprob(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     return_entropy: Literal[False] = False,
+    entropy_in_loss: bool = True,
     active: Tensor | None = None,
     active_rows: int | None = None,
 ) -> Tensor: ...
@@ -52,6 +53,7 @@ def linear_logprob(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     return_entropy: Literal[True],
+    entropy_in_loss: bool = True,
     active: Tensor | None = None,
     active_rows: int | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -67,6 +69,7 @@ def linear_logprob(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     return_entropy: bool = False,
+    entropy_in_loss: bool = True,
     active: Tensor | None = None,
     active_rows: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -83,6 +86,8 @@ def linear_logprob(
         bias: [V] or None.
         temperature, softcap, logit_scale: the transform; softcap None for none.
         return_entropy: also return the entropy of each row's distribution, differentiable.
+        entropy_in_loss: False expects no gradient through the entropy (it is only logged): with a frozen head it then comes
+            with the same two products. A gradient that arrives all the same is right, for two products more.
         active: bool [...], rows that count. The others give exactly 0, get zero gradient, and may hold anything, NaN included.
         active_rows: how many rows are active, where the host knows: then only those are computed, without asking the device. An
             active row beyond a count that is too small gives NaN. On the CPU the count is read from the mask.
@@ -100,7 +105,9 @@ def linear_logprob(
     if active is not None:
         check_shape(active, tuple(targets.shape), "active", "that of targets")
     rows = Rows.of(targets.numel(), active, active_rows)
-    logp, entropy = logprob_of_rows(hidden, weight, bias, targets, rows, transform, entropy=return_entropy)
+    logp, entropy = logprob_of_rows(
+        hidden, weight, bias, targets, rows, transform, entropy=return_entropy, entropy_in_loss=entropy_in_loss
+    )
     shaped = logp.reshape(targets.shape)
     return shaped if entropy is None else (shaped, entropy.reshape(targets.shape))
 
@@ -129,12 +136,13 @@ def logprob_of_rows(
     transform: Transform,
     *,
     entropy: bool = False,
+    entropy_in_loss: bool = True,
     prune: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs (and entropies) of all rows, [rows.count], of checked inputs. `prune=False` makes parameter gradients too."""
     grad = torch.is_grad_enabled()
     chosen = rows.targets(targets, weight.shape[0])
-    call = _Call(transform, rows.masked, entropy, grad, prune)
+    call = _Call(transform, rows.masked, entropy, entropy and entropy_in_loss, grad, prune)
     logp, found = _LinearLogProb.apply(flat(hidden, rows), weight, bias, chosen, call)
     return rows.put(logp), rows.put(found) if entropy else None
 
@@ -146,6 +154,7 @@ class _Call:
     transform: Transform
     masked: bool
     entropy: bool
+    entropy_in_loss: bool
     grad: bool
     prune: bool
 
@@ -199,37 +208,45 @@ class _LinearLogProb(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         needs = needs_of(ctx, bias, grad=call.grad, prune=call.prune)
         head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
-        plan = make_plan(problem_of(head, needs, entropy=call.entropy))
-        ctx.head_of, ctx.plan, ctx.needs = call, plan, needs
+        plan = make_plan(problem_of(head, needs, entropy=call.entropy_in_loss))
+        ctx.call, ctx.plan, ctx.needs = call, plan, needs
         with torch.autocast(hidden.device.type, enabled=False):
             if plan.strategy is Strategy.STREAM:
-                logp, unit = engine.stream(head, plan, None)
-                ctx.save_for_backward(unit, head.targets)
-                return logp, None
-            statistics = engine.forward_only(head, plan, entropy=call.entropy)
-        if needs.any:
-            ctx.save_for_backward(hidden, weight, bias, head.targets, statistics.logp, statistics.log_z, statistics.entropy)
+                statistics, unit = engine.stream(head, plan, None, entropy=call.entropy)
+            else:
+                statistics, unit = engine.forward_only(head, plan, entropy=call.entropy), None
+        if plan.strategy is Strategy.STREAM and not call.entropy:
+            ctx.save_for_backward(unit, head.targets, *[None] * 6)
+        elif needs.any:
+            again = hidden, weight, bias, statistics.logp, statistics.log_z, statistics.entropy
+            ctx.save_for_backward(unit, head.targets, *again)
         return statistics.logp, statistics.entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        call, plan, needs = ctx.head_of, ctx.plan, ctx.needs
         if grad_logp is None and grad_entropy is None:
             return None, None, None, None, None
-        if plan.strategy is Strategy.STREAM:
-            unit, targets = ctx.saved_tensors
-            return _scaled_rows(unit, grad_logp, targets), None, None, None, None
-        hidden, weight, bias, targets, logp, log_z, entropy = ctx.saved_tensors
-        head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
-        statistics = Statistics(logp, log_z, entropy)
-        upstream = head.only_active(torch.zeros_like(logp) if grad_logp is None else grad_logp)
-        with torch.autocast(hidden.device.type, enabled=False):
-            if hidden.shape[0] == 0:
-                found = Gradients(*(torch.zeros_like(t) if t is not None else None for t in (hidden, weight, bias)))
-            else:
-                found = engine.recompute(head, plan, needs, statistics, upstream, grad_entropy)
-        return (*only_wanted(ctx, found), None, None)
+        unit, targets = ctx.saved_tensors[:2]
+        if unit is None:
+            return (*only_wanted(ctx, _recomputed(ctx, ctx.plan, grad_logp, grad_entropy)), None, None)
+        d_hidden = _scaled_rows(unit, grad_logp, targets)
+        if grad_entropy is not None:  # nobody expected it: two products more
+            late = make_plan(replace(ctx.plan.problem, entropy=True))
+            through_entropy = _recomputed(ctx, late, None, grad_entropy).hidden
+            d_hidden = d_hidden if through_entropy is None else d_hidden.add_(through_entropy)
+        return d_hidden, None, None, None, None
+
+
+def _recomputed(ctx: Any, plan: Plan, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> Gradients:
+    """The gradients by way of the logits, computed again."""
+    _, targets, hidden, weight, bias, logp, log_z, entropy = ctx.saved_tensors
+    head = make_head(hidden, weight, bias, targets, ctx.call.transform, ctx.call.masked)
+    if hidden.shape[0] == 0:
+        return Gradients(*(torch.zeros_like(t) if t is not None else None for t in (hidden, weight, bias)))
+    upstream = head.only_active(torch.zeros_like(logp) if grad_logp is None else grad_logp)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return engine.recompute(head, plan, ctx.needs, Statistics(logp, log_z, entropy), upstream, grad_entropy)
 
 
 def only_wanted(ctx: Any, found: Gradients) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -6,9 +6,9 @@ budget. It can be printed and compared, it predicts its own peak, and backward f
 | strategy | when | products with the weight |
 |---|---|---|
 | FORWARD | no gradient | 1 |
-| STREAM | only the hidden gradient, no entropy | 2: logits; softmax-weighted mean of the weight rows |
-| BLOCKS | the loss is known and the weight or bias is trained | 3: logits, d hidden, d weight (2 for a bias alone) |
-| RECOMPUTE | the loss is not known and the weight or bias is trained, or the entropy is differentiated | 4: logits twice |
+| STREAM | only the hidden gradient, none through the entropy | 2: logits; softmax-weighted mean of the weight rows |
+| BLOCKS | the loss is known; weight, bias or entropy are trained | 3: logits, d hidden, d weight (2 with the weight frozen) |
+| RECOMPUTE | the loss is not known; weight, bias or entropy are trained | 4: logits twice (3 with the weight frozen) |
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Needs:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan is a function of. `rows` is the number of rows that are computed, `group` how many must share a row block."""
+    """What a plan is a function of. `rows` is the number of rows that are computed, `group` how many must share a row block,
+    `entropy` whether a gradient goes through entropies."""
 
     rows: int
     hidden: int
@@ -194,7 +195,7 @@ def _smaller(plan: Plan, forced: Override) -> Plan:
 def fits_in_blocks(problem: Problem) -> bool:
     """Whether a loss over groups of rows can be formed block by block: one group's logits within the cap."""
     sizes = _sizes(problem.device)
-    if problem.needs.parameters:
+    if problem.needs.parameters or problem.entropy:
         return problem.group == 1 or problem.group * _row_bytes(problem) <= sizes.block_bytes
     return problem.group <= 2 * sizes.stream_rows
 
@@ -228,9 +229,9 @@ def _strategy(problem: Problem) -> Strategy:
     needs = problem.needs
     if not needs.any:
         return Strategy.FORWARD
-    if problem.loss_known:
-        return Strategy.BLOCKS if needs.parameters else Strategy.STREAM
-    return Strategy.RECOMPUTE if needs.parameters or problem.entropy else Strategy.STREAM
+    if not needs.parameters and not problem.entropy:
+        return Strategy.STREAM
+    return Strategy.BLOCKS if problem.loss_known else Strategy.RECOMPUTE
 
 
 def _priced(plan: Plan, forced: Override) -> Plan:

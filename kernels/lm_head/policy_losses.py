@@ -1,78 +1,136 @@
 """Policy losses as pure functions of log-probs, in one table.
 
-A policy loss is an objective per token and a weight per token: loss = sum over tokens of weight * objective. The objective of
-the four losses here is the clipped surrogate (and a KL penalty); they differ in how tokens are weighted. Both are functions of
-small tensors [B, T] (or of any rows of them), plain torch operators that autograd differentiates, and know nothing of the head.
+A policy loss is an objective per token and a weight per token: loss = sum over tokens of weight * objective, plus a KL penalty
+and an entropy bonus. Objectives are here, weights in `policy_weights`. Both are functions of small tensors [B, T] (or of any
+rows of them; where a completion is judged as a whole, of whole completions), plain torch operators that autograd
+differentiates, and know nothing of the head.
 
-Notation: r the importance ratio pi / pi_old, A the advantage, M the mask, o_i the tokens of completion i of B.
+Notation: r the importance ratio pi / pi_old, A the advantage, sg a value without its gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-LEVELS = ("token", "sequence")
+from frostline.kernels.lm_head import policy_weights
+from frostline.kernels.lm_head.policy_batch import LOG_RATIO_LIMITS, PolicyBatch
+from frostline.kernels.lm_head.policy_options import PolicyOptions
+
+_TOKEN_LOG_RATIO_LIMIT = 20.0  # of one token within VESPO's sum
+_SMALLEST_LAMBDA = 1e-4
 
 
 @dataclass(frozen=True)
-class PolicyOptions:
-    """The numbers of a policy loss.
+class Importance:
+    """How far the policy moved since it sampled.
 
-    Attributes:
-        loss_type: a key of `LOSSES`.
-        beta: weight of the KL penalty; 0 leaves it out altogether.
-        epsilon_low, epsilon_high: the ratio is clipped to [1 - epsilon_low, 1 + epsilon_high].
-        level: "token", a ratio per token, or "sequence", one per completion (GSPO, https://arxiv.org/abs/2507.18071).
-        delta: upper bound of the unclipped ratio (INTELLECT-2, https://arxiv.org/abs/2505.07291); None for none.
-        bias_correction: multiply the KL estimate by the ratio of the same level, unclipped (DeepSeek-V3.2,
-            https://arxiv.org/abs/2512.02556).
-        max_completion_length: the constant that dr_grpo divides by.
+    log_ratio: logp - old per token, [B, T]. ratio: r of the chosen level, [B, T], or [B, 1] for one per completion.
     """
 
-    loss_type: str = "dapo"
-    beta: float = 0.04
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.2
-    level: str = "token"
-    delta: float | None = None
-    bias_correction: bool = False
-    max_completion_length: int | None = None
+    log_ratio: Tensor
+    ratio: Tensor
 
-    def __post_init__(self) -> None:
-        if self.loss_type not in LOSSES:
-            raise ValueError(f"loss_type: got {self.loss_type!r}, wanted one of {', '.join(LOSSES)}")
-        if self.level not in LEVELS:
-            raise ValueError(f"importance_sampling_level: got {self.level!r}, wanted one of {', '.join(LEVELS)}")
-        if self.delta is not None and self.delta <= 0:
-            raise ValueError(f"delta: got {self.delta}, wanted a positive number or None")
-        if self.loss_type == "dr_grpo" and not self.max_completion_length:
-            raise ValueError(f"max_completion_length: got {self.max_completion_length}, wanted a positive number for dr_grpo")
+    @staticmethod
+    def of(logp: Tensor, batch: PolicyBatch, level: str) -> Importance:
+        """r = exp(logp - old), or at sequence level exp of the mean over the completion's tokens (GSPO, equation 7).
+
+        Without old log-probs the policy is its own: r = 1, and its gradient is that of log pi.
+        """
+        log_ratio = logp - (logp.detach() if batch.old is None else batch.old)
+        return Importance(log_ratio, (log_ratio if level == "token" else _mean(log_ratio, batch.mask)).exp())
+
+
+# (logp, importance, batch, options) -> the objective of each token, to be minimised.
+Objective: TypeAlias = Callable[[Tensor, Importance, PolicyBatch, PolicyOptions], Tensor]
+# The ratios between which nothing is clipped.
+Interval: TypeAlias = Callable[[PolicyOptions], tuple[float, float]]
+
+
+def clipped_surrogate(_logp: Tensor, importance: Importance, batch: PolicyBatch, options: PolicyOptions) -> Tensor:
+    """-min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A).
+
+    Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation 7; delta from INTELLECT-2, https://arxiv.org/abs/2505.07291.
+    """
+    ratio, advantages = importance.ratio, batch.advantages
+    clipped = ratio.clamp(*clip_interval(options))
+    unclipped = ratio if options.delta is None else ratio.clamp(max=options.delta)
+    return -torch.min(unclipped * advantages, clipped * advantages)
+
+
+def clipped_weight(logp: Tensor, importance: Importance, batch: PolicyBatch, options: PolicyOptions) -> Tensor:
+    """-sg(min(r, epsilon_high)) A log pi: clipped tokens keep a gradient. CISPO, https://arxiv.org/abs/2506.13585."""
+    return -importance.ratio.detach().clamp(max=options.epsilon_high) * batch.advantages * logp
+
+
+def soft_gate(_logp: Tensor, importance: Importance, batch: PolicyBatch, options: PolicyOptions) -> Tensor:
+    """-4/t sigmoid(t (r - 1)) A, with a temperature t by the sign of A. SAPO, https://arxiv.org/abs/2511.20347."""
+    positive, negative = options.sapo_temperatures
+
+    def gate(temperature: float) -> Tensor:
+        return (temperature * (importance.ratio - 1.0)).sigmoid() * (4.0 / temperature)
+
+    return -torch.where(batch.advantages > 0, gate(positive), gate(negative)) * batch.advantages
+
+
+def gamma_weight(logp: Tensor, importance: Importance, batch: PolicyBatch, options: PolicyOptions) -> Tensor:
+    """-sg(w^k e^(lambda (1 - w))) A log pi, w the ratio of the whole completion. VESPO, https://arxiv.org/abs/2602.10693.
+
+    log w is the sum of the tokens' log ratios and of the sampler's log correction, bounded as its authors do; k and lambda go
+    by the sign of A.
+    """
+    log_ratio = importance.log_ratio.detach().clamp(-_TOKEN_LOG_RATIO_LIMIT, _TOKEN_LOG_RATIO_LIMIT)
+    log_w = (log_ratio * batch.mask).sum(-1, keepdim=True)
+    if batch.log_correction is not None:
+        log_w = log_w + batch.log_correction
+    log_w = log_w.clamp(*LOG_RATIO_LIMITS)
+
+    def weight(k: float, rate: float) -> Tensor:
+        return (k * log_w + max(rate, _SMALLEST_LAMBDA) * (1.0 - log_w.exp())).exp()
+
+    phi = torch.where(batch.advantages >= 0, weight(*options.vespo_positive), weight(*options.vespo_negative))
+    return -phi * batch.advantages * logp
+
+
+def clip_interval(options: PolicyOptions) -> tuple[float, float]:
+    """[1 - epsilon_low, 1 + epsilon_high]."""
+    return 1.0 - options.epsilon_low, 1.0 + options.epsilon_high
+
+
+def weight_interval(options: PolicyOptions) -> tuple[float, float]:
+    """Up to epsilon_high itself."""
+    return -torch.inf, options.epsilon_high
+
+
+def everywhere(_options: PolicyOptions) -> tuple[float, float]:
+    """A soft weight clips nothing."""
+    return -torch.inf, torch.inf
 
 
 @dataclass(frozen=True)
-class PolicyBatch:
-    """What the loss knows besides the log-probs: tensors [B, T] fp32, already clean (no garbage where the mask is zero).
+class PolicyLoss:
+    """One row of the table: the objective of a token, its weight, and where its ratio counts as clipped."""
 
-    `weights` is what `LOSSES` made of the mask. `old`, `reference` and `correction` (the ratio between the trainer's and the
-    sampler's probabilities) are None where they are not used.
-    """
+    objective: Objective
+    weights: policy_weights.Weights
+    interval: Interval
 
-    mask: Tensor
-    weights: Tensor
-    advantages: Tensor
-    old: Tensor | None = None
-    reference: Tensor | None = None
-    correction: Tensor | None = None
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> PolicyBatch:
-        """The same with `function` applied to every tensor: rows taken, reshaped, ..."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return PolicyBatch(*(None if value is None else function(value) for value in values))  # type: ignore[arg-type]  # None stays None
+# The weights sum to 1 over a full batch, but for dr_grpo, where only full completions give 1, and luspo, whose tokens add up.
+LOSSES: dict[str, PolicyLoss] = {
+    "grpo": PolicyLoss(clipped_surrogate, policy_weights.per_completion, clip_interval),
+    "bnpo": PolicyLoss(clipped_surrogate, policy_weights.per_token, clip_interval),
+    "dr_grpo": PolicyLoss(clipped_surrogate, policy_weights.per_limit, clip_interval),
+    "dapo": PolicyLoss(clipped_surrogate, policy_weights.per_token_of_all, clip_interval),
+    "cispo": PolicyLoss(clipped_weight, policy_weights.per_token_of_all, weight_interval),
+    "sapo": PolicyLoss(soft_gate, policy_weights.per_completion, everywhere),
+    "luspo": PolicyLoss(clipped_surrogate, policy_weights.summed, clip_interval),
+    "vespo": PolicyLoss(gamma_weight, policy_weights.per_token_of_all, everywhere),
+}
 
 
 @dataclass(frozen=True)
@@ -84,67 +142,10 @@ class Terms:
     clipped: Tensor
 
 
-Weights: TypeAlias = Callable[[Tensor, PolicyOptions, "float | Tensor | None"], Tensor]
-
-
-def grpo(mask: Tensor, _options: PolicyOptions, _items: float | Tensor | None) -> Tensor:
-    """Each completion counts alike: weight M / (B |o_i|). Shao et al. 2024, https://arxiv.org/abs/2402.03300, equation 3."""
-    return mask / (mask.sum(-1, keepdim=True).clamp(min=1.0) * max(mask.shape[0], 1))
-
-
-def bnpo(mask: Tensor, _options: PolicyOptions, _items: float | Tensor | None) -> Tensor:
-    """Each token of the batch counts alike: weight M / sum M. TRL's name for DAPO's mean over a local batch."""
-    return mask / mask.sum().clamp(min=1.0)
-
-
-def dr_grpo(mask: Tensor, options: PolicyOptions, _items: float | Tensor | None) -> Tensor:
-    """A constant instead of the length: weight M / (B L), L = max_completion_length. Liu et al. 2025, https://arxiv.org/abs/2503.20783."""
-    return mask / (max(mask.shape[0], 1) * float(options.max_completion_length or 1))
-
-
-def dapo(mask: Tensor, _options: PolicyOptions, items: float | Tensor | None) -> Tensor:
-    """Each token of the whole batch counts alike: weight M W / n. Yu et al. 2025, https://arxiv.org/abs/2503.14476, equation 8.
-
-    n is the number of tokens over all processes and accumulation steps (`items`), or else of this step over all processes; W is
-    the number of processes, since data parallelism averages their gradients.
-    """
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if items is None:
-        count = mask.sum()
-        if distributed:
-            torch.distributed.all_reduce(count)
-    else:
-        # A number is filled in on the device: copying it there would wait for the device.
-        count = items.to(mask) if isinstance(items, Tensor) else mask.new_full((), items)
-    return mask / (count / (torch.distributed.get_world_size() if distributed else 1)).clamp(min=1.0)
-
-
-# How each loss weights its tokens. The weights sum to 1 over a full batch, but for dr_grpo, where only full completions give 1.
-LOSSES: dict[str, Weights] = {"grpo": grpo, "bnpo": bnpo, "dr_grpo": dr_grpo, "dapo": dapo}
-
-
-def log_importance_ratio(logp: Tensor, batch: PolicyBatch, level: str) -> Tensor:
-    """log r: logp - old per token, or at sequence level its mean over the completion's tokens, [B, 1] (GSPO, equation 7).
-
-    Without old log-probs the policy is its own: r = 1, and its gradient is that of log pi.
-    """
-    log_ratio = logp - (logp.detach() if batch.old is None else batch.old)
-    if level == "token":
-        return log_ratio
-    return (log_ratio * batch.mask).sum(-1, keepdim=True) / batch.mask.sum(-1, keepdim=True).clamp(min=1.0)
-
-
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, options: PolicyOptions) -> Tensor:
-    """-min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A). Schulman et al. 2017, arxiv.org/abs/1707.06347."""
-    clipped = ratio.clamp(1 - options.epsilon_low, 1 + options.epsilon_high)
-    unclipped = ratio if options.delta is None else ratio.clamp(max=options.delta)
-    return -torch.min(unclipped * advantages, clipped * advantages)
-
-
-def was_clipped(ratio: Tensor, advantages: Tensor, options: PolicyOptions) -> Tensor:
+def was_clipped(ratio: Tensor, advantages: Tensor, interval: tuple[float, float]) -> Tensor:
     """Where clipping took effect: the ratio left the interval on the side that the advantage favours."""
-    low, high = ratio < 1 - options.epsilon_low, ratio > 1 + options.epsilon_high
-    return (low & (advantages < 0)) | (high & (advantages > 0))
+    low, high = interval
+    return ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
 
 
 def k3(logp: Tensor, reference: Tensor) -> Tensor:
@@ -153,34 +154,73 @@ def k3(logp: Tensor, reference: Tensor) -> Tensor:
     return difference.exp() - difference - 1.0
 
 
+def on_policy(logp: Tensor, batch: PolicyBatch, threshold: float) -> Tensor:
+    """Tokens that the off-policy mask keeps: A >= 0, or the completion's mean of log pi_sampler - log pi is at most the threshold.
+
+    DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, equation 9. A token whose sampler's log-prob is NaN says nothing.
+    """
+    sampling = batch.old if batch.sampling is None else batch.sampling
+    if sampling is None:  # the policy sampled by itself
+        return torch.ones_like(batch.advantages, dtype=torch.bool)
+    moved = (sampling - logp.detach()).nan_to_num(nan=0.0)
+    return (batch.advantages >= 0) | (_mean(moved, batch.mask) <= threshold)
+
+
 def terms(logp: Tensor, batch: PolicyBatch, options: PolicyOptions) -> Terms:
     """The loss of each token before weighting, with what the metrics need.
 
     Args:
-        logp: [B, T] (or some rows of it; at sequence level whole completions), 0 where the mask is.
+        logp: [B, T] (or some rows of it; where a completion is judged as a whole, whole completions), 0 where the mask is.
         batch: tensors of the same shape.
         options: the numbers.
     """
-    log_ratio = log_importance_ratio(logp, batch, options.level)
-    ratio = log_ratio.exp()
-    loss = clipped_surrogate(ratio, batch.advantages, options)
+    loss_type = LOSSES[options.loss_type]
+    importance = Importance.of(logp, batch, options.level)
+    loss = loss_type.objective(logp, importance, batch, options)
+    if options.off_policy_threshold is not None:
+        loss = torch.where(on_policy(logp, batch, options.off_policy_threshold), loss, 0.0)
+    if batch.kept is not None:
+        loss = torch.where(batch.kept, loss, 0.0)
     if batch.correction is not None:
         loss = loss * batch.correction
     kl = None
     if options.beta != 0.0:
         kl = k3(logp, logp.detach() if batch.reference is None else batch.reference)
         if options.bias_correction:
-            kl = kl * ratio
+            kl = kl * importance.ratio
         loss = loss + options.beta * kl
-    return Terms(loss, kl, was_clipped(ratio.detach(), batch.advantages, options).expand_as(logp))
+    clipped = was_clipped(importance.ratio.detach(), batch.advantages, loss_type.interval(options))
+    return Terms(loss, kl, clipped.expand_as(logp))
 
 
-def policy_loss(logp: Tensor, batch: PolicyBatch, options: PolicyOptions) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The loss, a scalar, and the metrics: mean KL (when beta is not 0), then the share of tokens that were clipped."""
-    found = terms(logp, batch, options)
+def weighted(found: Terms, batch: PolicyBatch, options: PolicyOptions, entropy: Tensor | None = None) -> Tensor:
+    """The loss of some tokens, a scalar: the weighted sum of their terms, less the entropy bonus."""
     loss = (found.loss * batch.weights).sum()
+    if options.entropy_trained and entropy is not None and batch.entropy_weights is not None:
+        loss = loss - options.entropy_coef * (entropy * batch.entropy_weights).sum()
+    return loss
+
+
+def policy_loss(
+    logp: Tensor, batch: PolicyBatch, options: PolicyOptions, entropy: Tensor | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss, a scalar, and the metrics.
+
+    Args:
+        logp, batch, options: see `terms`.
+        entropy: in the shape of logp, where `options.entropy` asks for it.
+
+    Returns:
+        The loss; and means over the tokens that count: of the KL (when beta is not 0), of clipped tokens, and of the entropy
+        (when `options.entropy`).
+    """
+    found = terms(logp, batch, options)
+    reported = [found.kl, found.clipped.to(batch.mask.dtype), entropy if options.entropy else None]
     tokens = batch.mask.sum().clamp(min=1.0)
-    reported = (
-        [found.clipped.to(batch.mask.dtype)] if found.kl is None else [found.kl.detach(), found.clipped.to(batch.mask.dtype)]
-    )
-    return loss, tuple((values * batch.mask).sum() / tokens for values in reported)
+    metrics = tuple((values.detach() * batch.mask).sum() / tokens for values in reported if values is not None)
+    return weighted(found, batch, options, entropy), metrics
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over each completion's tokens, [B, 1]; 0 where there are none."""
+    return (values * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)

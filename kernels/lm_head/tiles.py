@@ -31,11 +31,11 @@ _SCHEMAS = {
     # Fold a tile into maximum, total, target_logit and, if given, moment. `first` starts them afresh.
     "reduce_tile": "(Tensor x, Tensor? bias, Tensor targets, Tensor(a!) maximum, Tensor(b!) total, Tensor(c!)? moment,"
     f" Tensor(d!) target_logit, int start, bool first, {_SCALARS}) -> ()",
-    # The same without moment, and write exp(z - maximum) * (dz/dx / steepest) to `p` (None: over x, which is scratch either
+    # The same, and write exp(z - maximum) * (dz/dx / steepest) to `p` (None: over x, which is scratch either
     # way). `maximum` moves only when a tile exceeds it by more than `limit`; `rescale` is what the sums of earlier tiles must
     # then be multiplied by, else 1.
     "fold_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor(b!)? p, Tensor(c!) maximum, Tensor(d!) total,"
-    f" Tensor(e!) target_logit, Tensor(f!) rescale, int start, bool first, float limit, {_SCALARS}) -> ()",
+    f" Tensor(e!)? moment, Tensor(f!) target_logit, Tensor(g!) rescale, int start, bool first, float limit, {_SCALARS}) -> ()",
     # Write d loss / d x to `out` (None: over x, which is scratch either way), from d loss / d logp = grad_logp and, with the
     # entropy, d loss / d entropy = grad_entropy.
     "gradient_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor log_z, Tensor grad_logp, Tensor? grad_entropy,"

@@ -97,6 +97,7 @@ def fold_tile(
     p: Tensor | None,
     maximum: Tensor,
     total: Tensor,
+    moment: Tensor | None,
     target_logit: Tensor,
     rescale: Tensor,
     start: int,
@@ -120,8 +121,12 @@ def fold_tile(
             rescale[rows] = torch.where(grown, torch.exp(maximum[rows] - new_maximum), 1.0)
             maximum[rows] = new_maximum
         slope = _tanh_slope(z, outer) if capped else None
+        logits = None if moment is None else z.clone()
         z.sub_(maximum[rows].unsqueeze(1)).exp_()
         total[rows] = z.sum(1) if first else total[rows] * rescale[rows] + z.sum(1)
+        if moment is not None and logits is not None:
+            added = logits.mul_(z).masked_fill_(z == 0, 0.0).sum(1)
+            moment[rows] = added if first else moment[rows] * rescale[rows] + added
         if slope is not None:
             z.mul_(slope)
         if p is not None:

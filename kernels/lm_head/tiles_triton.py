@@ -106,8 +106,8 @@ def _reduce_kernel(
 
 @triton.jit
 def _fold_kernel(
-    x, x_stride, bias, targets, p_out, p_stride, maximum, total, target_logit, rescale, start, width, limit, inner, outer,
-    FIRST: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_stride, bias, targets, p_out, p_stride, maximum, total, moment, target_logit, rescale, start, width, limit, inner,
+    outer, FIRST: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row, held in registers: its maximum is needed before the first exponential is written."""
     row = tl.program_id(0).to(tl.int64)
@@ -124,14 +124,19 @@ def _fold_kernel(
         new_maximum = tl.maximum(tl.max(z, 0), _LOWEST)
         scale = 1.0
         total_before = 0.0
+        moment_before = 0.0
         if not FIRST:
             maximum_before = tl.load(maximum + row)
             new_maximum = tl.where(new_maximum > maximum_before + limit, new_maximum, maximum_before)
             scale = tl.exp(maximum_before - new_maximum)
             total_before = tl.load(total + row) * scale
+            if HAS_MOMENT:
+                moment_before = tl.load(moment + row) * scale
         p = tl.exp(z - new_maximum)
         tl.store(maximum + row, new_maximum)
         tl.store(total + row, total_before + tl.sum(p, 0))
+        if HAS_MOMENT:
+            tl.store(moment + row, moment_before + tl.sum(tl.where(p > 0, p * z, 0.0), 0))
         tl.store(rescale + row, scale)
         if CAPPED:
             tanh = z / outer
@@ -247,6 +252,7 @@ def fold_tile(
     p: Tensor | None,
     maximum: Tensor,
     total: Tensor,
+    moment: Tensor | None,
     target_logit: Tensor,
     rescale: Tensor,
     start: int,
@@ -263,9 +269,10 @@ def fold_tile(
     out = x if p is None else p
     block = _block(width, WIDEST_FOLD)
     _fold_kernel[(rows,)](
-        x, x.stride(0), x if bias is None else bias, targets, out, out.stride(0), maximum, total, target_logit, rescale,
-        start, width, limit, inner, outer,
-        FIRST=first, CAPPED=capped, HAS_BIAS=bias is not None, BLOCK=block, num_warps=16 if block > 4096 else 8,
+        x, x.stride(0), x if bias is None else bias, targets, out, out.stride(0), maximum, total,
+        total if moment is None else moment, target_logit, rescale, start, width, limit, inner, outer,
+        FIRST=first, CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None, BLOCK=block,
+        num_warps=16 if block > 4096 else 8,
     )  # fmt: skip
 
 

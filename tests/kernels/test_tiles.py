@@ -97,24 +97,28 @@ def test_reduce(tiles, transform, bias):
 
 
 @pytest.mark.parametrize("dtype, limit", [(None, 0.5), (None, 40.0), (torch.bfloat16, 40.0), (torch.float16, 8.0)])
-def test_fold(tiles, transform, bias, dtype, limit):
+@pytest.mark.parametrize("with_moment", [False, True])
+def test_fold(tiles, transform, bias, dtype, limit, with_moment):
     x = torch.randn(len(TARGETS), VOCAB) * 3
     x[:, SPLIT:] += 4  # the second tile exceeds the first, by more than the smaller limit
-    z, log_z, logp, _, slope = exact(x, bias, transform)
-    maximum, total, target, rescale = (torch.full((len(x),), float("nan")) for _ in range(4))
+    z, log_z, logp, entropy, slope = exact(x, bias, transform)
+    maximum, total, moment, target, rescale = (torch.full((len(x),), float("nan")) for _ in range(5))
     probabilities = torch.empty(len(x), 0, dtype=torch.float64)
     for tile in columns():
         scratch = x[:, tile].clone()
         p = None if dtype is None else torch.empty(scratch.shape, dtype=dtype)
         tiles.fold_tile(
-            scratch, part(bias, tile), TARGETS, p, maximum, total, target, rescale, tile.start, tile.start == 0, limit,
-            *scalars(transform),
+            scratch, part(bias, tile), TARGETS, p, maximum, total, moment if with_moment else None, target, rescale,
+            tile.start, tile.start == 0, limit, *scalars(transform),
         )  # fmt: skip
         probabilities = torch.cat([probabilities * rescale.double()[:, None], (scratch if p is None else p).double()], 1)
     torch.testing.assert_close((maximum + total.log())[COUNTED].double(), log_z[COUNTED], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         (target - maximum - total.log())[COUNTED].double(), logp[COUNTED], rtol=1e-5, atol=2e-5, equal_nan=True
     )
+    if with_moment:
+        found = (maximum + total.log() - moment / total)[COUNTED]
+        torch.testing.assert_close(found.double(), entropy[COUNTED], rtol=1e-5, atol=5e-5)
     wanted = torch.exp(z - log_z[:, None]) * slope / transform.steepest
     found = probabilities / total.double()[:, None]
     # The interpreter truncates to bf16 where a GPU rounds: a whole unit in the last place.
@@ -193,6 +197,8 @@ def test_a_tile_too_wide_to_fold_is_refused():
         pytest.skip("interpreter only")
     from frostline.kernels.lm_head import tiles_triton
 
-    state = [torch.empty(1) for _ in range(4)]
+    maximum, total, *state = [torch.empty(1) for _ in range(4)]
     with pytest.raises(ValueError, match="at most 32768"):
-        tiles_triton.fold_tile(torch.empty(1, 32769), None, TARGETS[:1], None, *state, 0, True, 40.0, 1.0, 1.0, False)
+        tiles_triton.fold_tile(
+            torch.empty(1, 32769), None, TARGETS[:1], None, maximum, total, None, *state, 0, True, 40.0, 1.0, 1.0, False
+        )
