@@ -56,8 +56,8 @@ class PolicyOptions:
             raise ValueError(f"importance_sampling_level: got {self.level!r}, wanted one of {', '.join(LEVELS)}")
         if self.loss_type == "vespo" and self.level == "sequence":
             raise ValueError(
-                "importance_sampling_level: got 'sequence' with loss_type 'vespo', wanted 'token': it weighs whole completions by"
-                " itself"
+                "importance_sampling_level: got 'sequence' with loss_type 'vespo', wanted 'token': it weighs whole"
+                " completions by itself"
             )
         if self.loss_type == "dr_grpo" and not self.max_completion_length:
             raise ValueError(f"max_completion_length: got {self.max_completion_length}, wanted a positive number for dr_grpo")

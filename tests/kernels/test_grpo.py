@@ -421,13 +421,17 @@ DEFAULTS = (0.04, True, True, 1, 0.2, 0.2, "dapo", None, "token", 1.0, 1.05, 1.0
 def test_signature_is_that_of_liger():
     """Liger-Kernel 0.8.5's names, order and defaults; ours come behind, by keyword only."""
     for function, names, own in (
-        (FusedLinearGRPOLoss.__init__, CONSTRUCTOR, "prune"),
-        (FusedLinearGRPOLoss.forward, FORWARD, "active_rows"),
+        (
+            FusedLinearGRPOLoss.__init__,
+            CONSTRUCTOR,
+            "prune off_policy_mask_threshold top_entropy_quantile entropy_coef report_entropy",
+        ),
+        (FusedLinearGRPOLoss.forward, FORWARD, "active_rows sampling_per_token_logps"),
     ):
         parameters = list(inspect.signature(function).parameters.values())[1:]
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert positional == names.split()
-        assert [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] == [own]
+        assert [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] == own.split()
     defaults = inspect.signature(FusedLinearGRPOLoss.__init__).parameters.values()
     assert tuple(p.default for p in defaults if p.kind is p.POSITIONAL_OR_KEYWORD)[1:] == DEFAULTS
 
@@ -435,14 +439,19 @@ def test_signature_is_that_of_liger():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"loss_type": "cispo"}, "loss_type: 'cispo' is not available, wanted one of grpo, bnpo, dr_grpo, dapo"),
-        ({"loss_type": "vespo"}, "loss_type: 'vespo' is not available"),
-        ({"loss_type": "nope"}, "loss_type: got 'nope'"),
+        ({"loss_type": "nope"}, "loss_type: got 'nope', wanted one of grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo"),
+        (
+            {"loss_type": "vespo", "importance_sampling_level": "sequence"},
+            "importance_sampling_level: got 'sequence' with loss_type 'vespo', wanted 'token'",
+        ),
         ({"loss_type": "dr_grpo", "max_completion_length": None}, "max_completion_length: got None"),
         ({"importance_sampling_level": "word"}, "importance_sampling_level: got 'word'"),
         ({"temperature": 0}, "temperature: got 0"),
         ({"delta": -1.0}, "delta: got -1.0"),
         ({"sapo_temperature_pos": 0.0}, "sapo_temperature_pos: got 0.0"),
+        ({"sapo_temperature_neg": -1.0}, "sapo_temperature_neg: got -1.0"),
+        ({"off_policy_mask_threshold": 0.0}, "off_policy_mask_threshold: got 0.0, wanted a positive number or None"),
+        ({"top_entropy_quantile": 1.5}, "top_entropy_quantile: got 1.5, wanted a share from 0 to 1"),
     ],
 )
 def test_constructor_errors_name_the_argument(changes, words):
@@ -459,6 +468,7 @@ def test_constructor_errors_name_the_argument(changes, words):
         ({"mask": torch.ones(BATCH, LENGTH + 1)}, ValueError, "attention_mask: got shape"),
         ({"advantages": torch.randn(BATCH + 1)}, ValueError, r"advantages: got shape \(4,\), wanted \(3,\)"),
         ({"old": torch.randn(BATCH, 2)}, ValueError, "old_per_token_logps: got shape"),
+        ({"correction": torch.randn(BATCH, 2)}, ValueError, r"vllm_is_ratio: got shape \(3, 2\), wanted \(3,\) or \(3, 1\)"),
         ({"reference": None}, ValueError, "ref_per_token_logps: got None with use_ref_model=True"),
     ],
 )

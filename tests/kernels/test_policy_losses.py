@@ -7,15 +7,10 @@ import math
 import pytest
 import torch
 
-from frostline.kernels.lm_head.policy_losses import (
-    LOSSES,
-    PolicyBatch,
-    PolicyOptions,
-    clipped_surrogate,
-    k3,
-    policy_loss,
-    terms,
-)
+from frostline.kernels.lm_head.entropy import quantile
+from frostline.kernels.lm_head.policy_batch import PolicyBatch
+from frostline.kernels.lm_head.policy_losses import LOSSES, Importance, k3, policy_loss, terms
+from frostline.kernels.lm_head.policy_options import LOSS_TYPES, PolicyOptions
 
 MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
 
@@ -29,38 +24,69 @@ MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
         ("dapo", 12, [[1 / 12, 1 / 12, 0], [1 / 12, 0, 0]]),
         ("dapo", torch.tensor(12), [[1 / 12, 1 / 12, 0], [1 / 12, 0, 0]]),
         ("dr_grpo", None, [[0.1, 0.1, 0], [0.1, 0, 0]]),
+        ("luspo", None, [[0.5, 0.5, 0], [0.5, 0, 0]]),
     ],
 )
 def test_weights(loss_type, items, wanted):
     options = PolicyOptions(loss_type=loss_type, max_completion_length=5)
-    torch.testing.assert_close(LOSSES[loss_type](MASK, options, items), torch.tensor(wanted))
+    torch.testing.assert_close(LOSSES[loss_type].weights(MASK, options, items), torch.tensor(wanted))
 
 
 @pytest.mark.parametrize("loss_type", list(LOSSES))
 def test_weights_of_nothing_are_zero(loss_type):
     options = PolicyOptions(loss_type=loss_type, max_completion_length=5)
     for mask in (torch.zeros(2, 3), torch.zeros(0, 3)):
-        assert torch.equal(LOSSES[loss_type](mask, options, None), mask)
+        assert torch.equal(LOSSES[loss_type].weights(mask, options, None), mask)
 
 
-def test_every_loss_says_its_formula_and_source():
-    for function in LOSSES.values():
-        assert "weight M" in function.__doc__ and ("arxiv.org" in function.__doc__ or "TRL" in function.__doc__)
+def test_the_table_has_every_loss_with_its_formula_and_source():
+    assert tuple(LOSSES) == LOSS_TYPES
+    for loss in LOSSES.values():
+        assert "weight M" in loss.weights.__doc__ and ("arxiv.org" in loss.weights.__doc__ or "TRL" in loss.weights.__doc__)
+        assert " A" in loss.objective.__doc__ and "https://arxiv.org" in loss.objective.__doc__
+
+
+def objective_of(loss_type, log_ratio, advantage, logp=-3.0, **numbers):
+    """The objective of one token alone in its completion."""
+    options = PolicyOptions(loss_type=loss_type, max_completion_length=1, beta=0.0, **numbers)
+    one, values = torch.ones(1, 1), torch.full((1, 1), logp)
+    batch = PolicyBatch(one, one, one * advantage, values - log_ratio)
+    return LOSSES[loss_type].objective(values, Importance.of(values, batch, "token"), batch, options)
 
 
 @pytest.mark.parametrize(
-    "ratio, advantage, delta, wanted",
+    "loss_type, ratio, advantage, numbers, wanted",
     [
-        (1.5, 2.0, None, -2.4),  # clipped from above
-        (0.5, 2.0, None, -1.0),  # not clipped: the minimum is the ratio's own
-        (0.5, -2.0, None, 1.6),  # clipped from below
-        (5.0, -2.0, None, 10.0),  # unbounded without delta
-        (5.0, -2.0, 3.0, 6.0),
+        ("grpo", 1.5, 2.0, {}, -2.4),  # clipped from above
+        ("grpo", 0.5, 2.0, {}, -1.0),  # not clipped: the minimum is the ratio's own
+        ("grpo", 0.5, -2.0, {}, 1.6),  # clipped from below
+        ("grpo", 5.0, -2.0, {}, 10.0),  # unbounded without delta
+        ("grpo", 5.0, -2.0, {"delta": 3.0}, 6.0),
+        ("cispo", 5.0, 2.0, {"epsilon_high": 3.0}, 18.0),  # -3 * 2 * -3
+        ("cispo", 0.1, -2.0, {"epsilon_high": 3.0}, -0.6),  # never clipped from below
+        ("sapo", 1.0, 2.0, {"sapo_temperatures": (2.0, 1.0)}, -2.0),  # -4/2 * 0.5 * 2
+        ("sapo", 1.0, -2.0, {"sapo_temperatures": (2.0, 1.0)}, 4.0),
+        ("sapo", 2.0, 1.0, {}, -4 / (1 + math.exp(-1))),
+        ("vespo", 1.0, 2.0, {}, 6.0),  # phi(1) = 1
+        ("vespo", 2.0, 1.0, {}, 3 * 4 * math.exp(-3)),  # w^2 e^(3 (1 - w))
+        ("vespo", 2.0, -1.0, {}, -3 * 8 * math.exp(-2)),  # w^3 e^(2 (1 - w))
+        ("vespo", math.exp(60), 1.0, {}, 0.0),  # far away, nothing is left, and nothing overflows
     ],
 )
-def test_clipped_surrogate(ratio, advantage, delta, wanted):
-    found = clipped_surrogate(torch.tensor(ratio), torch.tensor(advantage), PolicyOptions(delta=delta))
-    torch.testing.assert_close(found, torch.tensor(wanted))
+def test_objectives(loss_type, ratio, advantage, numbers, wanted):
+    torch.testing.assert_close(objective_of(loss_type, math.log(ratio), advantage, **numbers), torch.tensor([[wanted]]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 101])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.77, 1.0])
+def test_quantile_is_that_of_torch(size, share):
+    values = torch.randn(size)
+    with_gaps = torch.cat([values, torch.full((3,), float("nan"))])[torch.randperm(size + 3)]
+    torch.testing.assert_close(quantile(with_gaps, share), torch.quantile(values, share))
+
+
+def test_quantile_of_nothing():
+    assert quantile(torch.empty(0), 0.5).isnan() and quantile(torch.full((3,), float("nan")), 0.5).isnan()
 
 
 def test_k3_is_zero_only_where_the_models_agree():
@@ -87,7 +113,7 @@ def test_same_tokens_in_micro_batches_give_the_same_gradient():
     for parts in (1, 2, 4):
         leaf = logp.clone().requires_grad_()
         for rows in torch.arange(4).chunk(parts):
-            weights = LOSSES["dapo"](mask[rows], options, mask.sum())
+            weights = LOSSES["dapo"].weights(mask[rows], options, mask.sum())
             policy_loss(leaf[rows], PolicyBatch(mask[rows], weights, advantages[rows], old[rows]), options)[0].backward()
         found.append(leaf.grad)
     torch.testing.assert_close(found[1], found[0])
@@ -97,7 +123,7 @@ def test_same_tokens_in_micro_batches_give_the_same_gradient():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"loss_type": "ppo"}, "loss_type: got 'ppo', wanted one of grpo, bnpo, dr_grpo, dapo"),
+        ({"loss_type": "ppo"}, "loss_type: got 'ppo', wanted one of grpo, bnpo, dr_grpo, dapo, cispo"),
         ({"level": "word"}, "importance_sampling_level: got 'word'"),
         ({"delta": 0.0}, "delta: got 0.0"),
         ({"loss_type": "dr_grpo"}, "max_completion_length: got None"),
