@@ -155,7 +155,7 @@ def k3(logp: Tensor, reference: Tensor) -> Tensor:
 
 
 def on_policy(logp: Tensor, batch: PolicyBatch, threshold: float) -> Tensor:
-    """Tokens that the off-policy mask keeps: A >= 0, or a mean of log pi_sampler - log pi over the completion within the threshold.
+    """Tokens that the off-policy mask keeps: A >= 0, or the completion's mean log pi_sampler - log pi is at most the threshold.
 
     DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, equation 9. A token whose sampler's log-prob is NaN says nothing.
     """

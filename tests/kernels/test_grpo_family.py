@@ -394,15 +394,14 @@ def test_off_policy_mask(loss_type, level, sampling, trained):
 
 def test_off_policy_mask_without_any_sampler_keeps_everything():
     case = make_case(old=False)
-    assert torch.equal(case.run(module_of("grpo", off_policy_mask_threshold=0.1))[0], case.run(module_of("grpo"))[0])
+    torch.testing.assert_close(case.run(module_of("grpo", off_policy_mask_threshold=0.1))[0], case.run(module_of("grpo"))[0])
 
 
 @pytest.mark.parametrize("items", [None, 30])
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("loss_type, level", COMBINATIONS)
-def test_entropy_bonus(loss_type, level, trained, bias, items):
-    case = make_case(trained=trained, bias=bias)
+def test_entropy_bonus(loss_type, level, trained, items):
+    case = make_case(trained=trained, bias=trained)
     assert_same(case, module_of(loss_type, level, entropy_coef=0.3), wanted={"items": items}, num_items_in_batch=items)
 
 
@@ -412,8 +411,7 @@ def highest_of(case, share):
     return (entropy >= torch.quantile(entropy[case.mask == 1], 1 - share)) & (case.mask == 1)
 
 
-@pytest.mark.parametrize("coefficient", [0.0, 0.3])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("share, coefficient", [(0.0, 0.0), (0.3, 0.0), (0.6, 0.3)])
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("loss_type, level", COMBINATIONS)
 def test_tokens_of_highest_entropy(loss_type, level, trained, share, coefficient):
