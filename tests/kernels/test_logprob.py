@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch.nn.functional import linear
+from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.kernels import linear_logprob
 from frostline.kernels.lm_head import plan as plans
@@ -63,6 +64,46 @@ def test_every_combination_of_needs(needs, entropy, transform):
         assert (ours is None) == (theirs is None)
         if ours is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("differentiated", ["logp", "entropy", "both"])
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=["plain", "softcap"])
+@pytest.mark.parametrize("needs", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.usefixtures("tiling")
+def test_an_entropy_that_nobody_plans_to_differentiate(needs, transform, differentiated):
+    """It is right all the same, and so is a gradient that comes after all; a second backward gives it again."""
+    hidden, weight, targets, bias = inputs(needs=needs)
+    doubles = [t.detach().clone().requires_grad_(t.requires_grad) for t in (hidden, weight, bias)]
+    found = linear_logprob(hidden, weight, targets, bias, return_entropy=True, entropy_in_loss=False, **transform)
+    wanted = eager(doubles[0], doubles[1], targets, doubles[2], **transform)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    if not any(needs):
+        return
+    chosen = {"logp": [0], "entropy": [1], "both": [0, 1]}[differentiated]
+    upstream = [torch.randn(targets.shape, dtype=torch.float64) for _ in chosen]
+    leaves, their_leaves = ([leaf for leaf in group if leaf.requires_grad] for group in ((hidden, weight, bias), doubles))
+    theirs = torch.autograd.grad([wanted[i] for i in chosen], their_leaves, upstream)
+    for _ in range(2):
+        ours = torch.autograd.grad([found[i] for i in chosen], leaves, upstream, retain_graph=True)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options, differentiated, products",
+    [
+        ({}, False, 2),
+        ({"return_entropy": True, "entropy_in_loss": False}, False, 2),
+        ({"return_entropy": True, "entropy_in_loss": False}, True, 4),
+        ({"return_entropy": True}, True, 3),
+    ],
+)
+def test_products_with_a_frozen_head(options, differentiated, products):
+    hidden, weight, targets = torch.randn(24, 8, requires_grad=True), torch.randn(40, 8), torch.randint(40, (24,))
+    with FlopCounterMode(display=False) as counter:
+        found = linear_logprob(hidden, weight, targets, **options)
+        logp, entropy = found if options else (found, None)
+        (logp.sum() + entropy.sum() if differentiated else logp.sum()).backward()
+    assert counter.get_total_flops() == products * 2 * 24 * 8 * 40
 
 
 @pytest.mark.parametrize("trained", [False, True])

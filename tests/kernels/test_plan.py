@@ -32,6 +32,8 @@ def problem(needs=FROZEN, **changes):
         (Strategy.RECOMPUTE, TRAINED, {"loss_known": False}),
         (Strategy.RECOMPUTE, BIAS, {"loss_known": False}),
         (Strategy.RECOMPUTE, FROZEN, {"loss_known": False, "entropy": True}),
+        (Strategy.BLOCKS, FROZEN, {"entropy": True}),
+        (Strategy.BLOCKS, TRAINED, {"entropy": True}),
     ],
 )
 def test_strategy(wanted, needs, changes):
@@ -97,12 +99,12 @@ def test_no_sliver_at_the_end():
     assert 151936 - (tiles - 1) * plan.vocab_tile > plan.vocab_tile // 2
 
 
-def run_grpo(rows, hidden, vocab, dtype, trained, bias, active_rows=None):
+def run_grpo(rows, hidden, vocab, dtype, trained, bias, active_rows=None, **more):
     states = torch.randn(1, rows, hidden, dtype=dtype).requires_grad_()
     weight = torch.randn(vocab, hidden, dtype=dtype).requires_grad_(trained)
     offset = torch.randn(vocab, dtype=dtype).requires_grad_(trained) if bias else None
     targets, mask = torch.randint(vocab, (1, rows)), torch.ones(1, rows)
-    loss = FusedLinearGRPOLoss(beta=0.0, use_ref_model=False)
+    loss = FusedLinearGRPOLoss(beta=0.0, use_ref_model=False, **more)
 
     def step():
         loss(states, weight, targets, mask, torch.ones(1), offset, active_rows=active_rows)[0].backward()
@@ -127,6 +129,19 @@ def test_predicted_peak_is_what_the_engine_allocates(live_bytes, needs, bias, dt
     plan = make_plan(Problem(rows, hidden, vocab, dtype, needs, loss_known=True, masked=masked, device=device))
     slack = 2**20 if device == "cuda" else 2**24  # a CPU widens its operands in slabs of at most 16 MiB
     assert tracker.peak <= plan.peak_bytes <= 1.1 * tracker.peak + slack
+
+
+@pytest.mark.parametrize("more", [{"entropy_coef": 0.1}, {"report_entropy": True}], ids=str)
+@pytest.mark.parametrize("needs", [FROZEN, TRAINED])
+def test_predicted_peak_with_entropies(live_bytes, needs, more):
+    rows, hidden, vocab, dtype = 8192, 1024, 64000, torch.bfloat16
+    with FakeTensorMode(), target_device("cuda"):
+        step, _ = run_grpo(rows, hidden, vocab, dtype, needs.weight, False, **more)
+        with live_bytes() as tracker:
+            step()
+    entropy = "entropy_coef" in more
+    plan = make_plan(Problem(rows, hidden, vocab, dtype, needs, loss_known=True, entropy=entropy, masked=True, device="cuda"))
+    assert tracker.peak <= plan.peak_bytes <= 1.1 * tracker.peak + 2**20
 
 
 @pytest.mark.parametrize("entropy", [False, True])

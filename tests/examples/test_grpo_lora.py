@@ -1,0 +1,66 @@
+"""The GRPO example trains, leaves the head alone, and follows the curve of plain torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("peft", reason="peft is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_lora.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("grpo_lora", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "grpo_lora", module)  # its dataclasses look there for their annotations
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture(scope="module")
+def curves(example):
+    """float64, so that a rounding never changes which token is sampled."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two would spend their time on waiting for each other
+    try:
+        return {name: example.train(name, steps=20, dtype=torch.float64) for name in ("frostline", "torch")}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_reward_rises(curves):
+    rewards = torch.tensor(curves["frostline"].rewards)
+    assert rewards[-5:].mean() > rewards[:5].mean() + 0.2
+
+
+def test_a_second_step_on_the_same_samples_lowers_the_loss(curves):
+    losses = torch.tensor(curves["frostline"].losses).view(-1, 2)
+    assert (losses[:, 1] < losses[:, 0]).float().mean() > 0.8
+
+
+def test_the_head_is_left_alone(curves):
+    assert curves["frostline"].head_gradient is None and not curves["frostline"].head_moved
+
+
+def test_plain_torch_follows_the_same_curve(curves):
+    for ours, theirs in zip(vars(curves["frostline"]).values(), vars(curves["torch"]).values(), strict=True):
+        if isinstance(ours, list):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_an_adapter_on_the_head_is_refused(example):
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = get_peft_model(LlamaForCausalLM(LlamaConfig(vocab_size=9, **shape)), LoraConfig(target_modules=["lm_head"]))
+    with pytest.raises(ValueError, match=r"lm_head: got .*, wanted a plain Linear: leave it out of target_modules"):
+        example.head_of(model)
