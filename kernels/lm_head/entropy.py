@@ -48,7 +48,8 @@ def quantile(values: Tensor, share: float) -> Tensor:
     below = place.floor()
     at = below.long()
     upper = torch.where(place > below, at + 1, at)  # the value behind the last would be NaN
-    return torch.lerp(ordered[at], ordered[upper], (place - below).to(values.dtype))
+    around = ordered.gather(0, torch.stack([at, upper]))  # plain indexing would ask the device for the index
+    return torch.lerp(around[0], around[1], (place - below).to(values.dtype))
 
 
 def _of_all_processes(values: Tensor) -> Tensor:

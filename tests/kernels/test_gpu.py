@@ -56,6 +56,22 @@ def test_logprob(dtype, trained, softcap, entropy):
             assert relative(ours.grad, theirs.grad) < tolerance
 
 
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entropy_that_is_only_logged(dtype, softcap):
+    """It comes with the streaming pass, and a gradient that arrives after all is right."""
+    states, weight, targets, bias = leaves(dtype, 300, 128, 5003, trained=False)
+    double = states.detach().double().requires_grad_()
+    with override(row_block=128, vocab_tile=2048):
+        found = linear_logprob(states, weight, targets, bias, softcap=softcap, return_entropy=True, entropy_in_loss=False)
+        (found[0].sum() + found[1].sum()).backward()
+    wanted = exact(double, weight, targets, bias, softcap)
+    (wanted[0].sum() + wanted[1].sum()).backward()
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert (ours - theirs).abs().max() < 5e-5
+    assert relative(states.grad, double.grad) < {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 1e-5}[dtype]
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_accuracy_at_the_published_head(trained):
     """H = 4096, V = 128,256 at fewer rows: fp32 logits, and hidden gradients within the rounding of a bf16 result."""
@@ -92,12 +108,17 @@ def test_more_elements_than_an_int32_counts():
     assert relative(states.grad[-5:], double.grad) < 4e-3
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"loss_type": "vespo"}, {"top_entropy_quantile": 0.3, "entropy_coef": 0.1}, {"off_policy_mask_threshold": 0.1}],
+    ids=str,
+)
 @pytest.mark.parametrize("trained", [False, True])
-def test_no_synchronisation(trained):
+def test_no_synchronisation(trained, more):
     """Neither forward nor backward asks the device for a value, with a mask and a declared count."""
     states, weight, targets, _ = leaves(torch.bfloat16, 64, 64, 1000, trained, bias=False)
     mask = (torch.arange(64, device="cuda") < 40).long().unsqueeze(0)
-    module = FusedLinearGRPOLoss(beta=0.1)
+    module = FusedLinearGRPOLoss(beta=0.1, **more)
     advantages, reference = torch.ones(1, device="cuda"), torch.full((1, 64), -7.0, device="cuda")
 
     def step():
