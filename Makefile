@@ -14,7 +14,7 @@ BIN := .venv/bin
 ROOMS := kernels harness suites results dashboards
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-grpo compare crossover gate test lint pins clean
+.PHONY: help bench-grpo report compare crossover gate test lint pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ help: ## list the targets
 
 bench-grpo: .venv/run.stamp ## the frozen/trainable table of the GRPO head on this machine
 	$(BIN)/frostline run grpo $(ARGS)
+
+report: .venv/run.stamp ## the table and the verdicts of the last session
+	$(BIN)/frostline report $(ARGS)
 
 compare: .venv/run.stamp ## a verdict on two revisions: make compare BASE=main HEAD=my-branch
 	$(BIN)/frostline compare $(BASE) $(HEAD) $(ARGS)

@@ -163,6 +163,17 @@ def worktree_source(repo: Path | str = ".", targets: Sequence[str] = ()) -> Sour
     return _export(project, commit, _changes(project.root), Source("working tree", "worktree", "", None, tuple(targets)))
 
 
+def state_of(folder: Path) -> dict[str, str]:
+    """The commit that a folder's checkout is at and a hash of what differs from it; empty outside a repository."""
+    try:
+        root = find_project(folder).root
+        commit = resolve("HEAD", root)
+    except UsageError:
+        return {}
+    changes = _changes(root)
+    return {"commit": commit.sha} | ({"dirty": content_id(sorted(changes.items()))} if changes else {})
+
+
 def restore(source: Source) -> Source:
     """The source with its export in place: as it is, or built again where the cache was cleared.
 

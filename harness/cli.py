@@ -33,6 +33,23 @@ app = typer.Typer(
     help="Measure, chart and guard what freezing a parameter saves.",
     epilog="Start with: frostline run grpo",
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"frostline {version('frostline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def frostline(
+    _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Measure, chart and guard what freezing a parameter saves."""
+
+
 chart_app = typer.Typer(no_args_is_help=True, help="Draw a chart from what is stored.")
 app.add_typer(chart_app, name="chart")
 
@@ -97,7 +114,11 @@ def run(
             done = commands.measure(plan, store, _progress(), _command_line())
         else:
             done = commands.resume(resume or "last", store, _progress())
-        _print_figures(store, done.session, done.verdicts, markdown)
+        if len({side.source.label for side in done.plan.sides}) > 1:  # a comparison that was finished
+            _print_comparison(store, done.session, done.verdicts, markdown)
+        else:
+            _print_figures(store, done.session, done.verdicts, markdown)
+            _kept(store, done.session.id)
 
 
 @app.command()
@@ -128,19 +149,14 @@ def compare(
     pull request.
     """
     from frostline.harness import commands
-    from frostline.results.evidence import Evidence
     from frostline.results.gate import exit_code_for
-    from frostline.results.report import markdown_comparison, verdict_table
     from frostline.results.store import Store
 
     request = _request(suite, preset, settings, implementation, rounds, device, threads, seed, timeout)
     plan = commands.comparison(request, base, head, repo, _progress())
     with Store.open(db) as store:
         done = commands.measure(plan, store, _progress(), _command_line())
-        evidence = Evidence.load(store, done.session.id)
-        _show(verdict_table(evidence, done.verdicts))
-        _offer_markdown(markdown_comparison(evidence, done.verdicts), markdown)
-        _kept(store, done.session.id)
+        _print_comparison(store, done.session, done.verdicts, markdown)
         if check:
             raise typer.Exit(exit_code_for(done.verdicts))
 
@@ -162,6 +178,7 @@ def report(
         verdicts = commands.verdicts_of(found, store)
         _print_figures(store, found, verdicts, markdown)
         _show(verdict_table(Evidence.load(store, found.id), verdicts))
+        _kept(store, found.id)
 
 
 @app.command()
@@ -184,6 +201,7 @@ def cost(
     with Store.open(db) as store:
         done = commands.predict(plan, store, _progress(), _command_line())
         _print_figures(store, done.session, done.verdicts, markdown)
+        _kept(store, done.session.id)
 
 
 @chart_app.command("crossover")
@@ -296,6 +314,15 @@ def _print_figures(store: Store, session: Session, verdicts: Sequence[Verdict], 
     _show(table)
     if markdown is not None:
         markdown.write_text(table.markdown() + "\n")
+
+
+def _print_comparison(store: Store, session: Session, verdicts: Sequence[Verdict], markdown: Path | None) -> None:
+    from frostline.results.evidence import Evidence
+    from frostline.results.report import markdown_comparison, verdict_table
+
+    evidence = Evidence.load(store, session.id)
+    _show(verdict_table(evidence, verdicts))
+    _offer_markdown(markdown_comparison(evidence, verdicts), markdown)
     _kept(store, session.id)
 
 
@@ -327,7 +354,10 @@ def main() -> None:
     except NothingMeasured as error:
         _fail(str(error), NOTHING_MEASURED)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; everything measured so far is kept, and --resume last finishes the rest", INTERRUPTED)
+        _fail(
+            "interrupted; everything measured so far is kept, and frostline run --resume last (same --db) finishes the rest",
+            INTERRUPTED,
+        )
     except Exception as error:
         if hasattr(error, "format_message"):  # what the parser refused; typer may bring a click of its own, so not by class
             _fail(error.format_message(), USAGE_ERROR)

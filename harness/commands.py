@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frostline.harness import session as sessions
-from frostline.harness.checkout import find_project, git_source, merge_base, restore, worktree_source
+from frostline.harness.checkout import find_project, git_source, merge_base, resolve, restore, state_of, worktree_source
 from frostline.harness.describe import Request, plan_compare, plan_run
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
+from frostline.harness.selection import bundled_names
 from frostline.harness.side import Source
 from frostline.results.crossover import load_panels
 from frostline.results.evidence import Evidence
@@ -47,7 +48,7 @@ def measure(plan: Plan, store: Store, progress: Progress, command: str) -> Measu
     Raises:
         NothingMeasured: no process of it was ok.
     """
-    return _finish(plan, sessions.open_session(plan, store, command, {}), store, progress)
+    return _finish(plan, sessions.open_session(plan, store, command, state_of(Path())), store, progress)
 
 
 def comparison(request: Request, base: str | None, head: str | None, repo: Path, progress: Progress) -> Plan:
@@ -57,6 +58,14 @@ def comparison(request: Request, base: str | None, head: str | None, repo: Path,
         UsageError: neither was named and the working tree is HEAD, or what was named is not there.
         NothingMeasured: a source cannot be built.
     """
+    root = find_project(repo).root
+    for ref, argument in ((base, "BASE"), (head, "HEAD")):
+        if ref is not None:
+            resolve(ref, root, argument)
+    if request.suite in bundled_names() and not (root / "kernels").is_dir():
+        raise UsageError(
+            f"--suite: {request.suite} measures frostline's own kernels, which {root} does not have; name a suite file"
+        )
     progress.note(f"preparing {base or 'HEAD'} and {head or 'the working tree'}")
 
     def sources(targets: Sequence[str]) -> list[Source]:
@@ -87,7 +96,7 @@ def verdicts_of(session: Session, store: Store) -> Sequence[Verdict]:
 
 def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
     """The cost model's figures for a plan, stored as a session of their own."""
-    session = sessions.open_session(plan, store, command, {"predicted": True})
+    session = sessions.open_session(plan, store, command, {"predicted": True} | state_of(Path()))
     verdicts = sessions.predict(plan, store, session, progress)
     _something_measured(store, session, Role.PREDICT)
     return Measured(session, plan, verdicts)
@@ -180,6 +189,10 @@ def _finish(plan: Plan, session: Session, store: Store, progress: Progress) -> M
 def _something_measured(store: Store, session: Session, role: Role) -> None:
     """A session in which no process was ok is no success, whatever its rows say."""
     records = store.processes(session.id)
-    if not any(item.status is Status.OK and item.role is role for item in records):
-        reasons = sorted({f"{item.status}: {item.reason}" for item in records if item.status is not Status.OK})
-        raise NothingMeasured(f"nothing could be measured ({'; '.join(reasons[:3]) or 'no process ran'})")
+    if any(item.status is Status.OK and item.role is role for item in records):
+        return
+    failed = [item for item in records if item.status is not Status.OK]
+    reasons = dict.fromkeys(f"{item.status}: {item.reason}" for item in failed)
+    said = "; ".join(list(reasons)[:3]) or "no process ran"
+    last = "\n  ".join(next((item.stderr.strip().splitlines()[-8:] for item in failed if item.stderr.strip()), []))
+    raise NothingMeasured(f"nothing could be measured ({said})" + (f"\n  {last}" if last else ""))

@@ -139,6 +139,11 @@ def suite(
                 raise UsageError(f"suite {name}: axis {axis!r} is no argument of the function; it takes {', '.join(accepted)}")
             if isinstance(values, str) or not len(values):
                 raise UsageError(f"suite {name}: axis {axis!r} needs a non-empty list of values, got {values!r}")
+        leading = list(accepted)[:2]
+        if not takes_any and (len(leading) < 2 or set(leading) & set(given)):
+            raise UsageError(
+                f"suite {name}: the function takes (implementation, device, *, axes...), got ({', '.join(accepted)})"
+            )
         for role, chosen in (("baseline", baseline), ("compared", compared)):
             if chosen is not None and chosen not in implementations:
                 raise UsageError(f"suite {name}: {role}={chosen!r} is no implementation; it has {', '.join(implementations)}")

@@ -66,5 +66,7 @@ class Progress:
 
     def time_left(self) -> str:
         """An estimate from the mean time of the parts so far."""
+        if self._done >= self._total:
+            return "done"
         seconds = (time.monotonic() - self._begun) / max(1, self._done) * (self._total - self._done)
         return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

@@ -97,6 +97,8 @@ def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise UsageError(f"SUITE: {str(path)!r} is not a Python file")
+    # Behind everything else: what lies beside the file is found, and no side's code is hidden by it.
+    sys.path.append(str(path.resolve().parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)

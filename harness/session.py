@@ -143,7 +143,7 @@ class _Keeper:
 def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> None:
     """Check every side once per case, in a process of its own, before any of its times are taken."""
     todo = [case for case in plan.cases if any((case.id, side.position) not in state.verified for side in plan.sides)]
-    progress.begin(len(todo), "verifying")
+    progress.begin(len(todo), "checking outputs")
     for case in todo:
         sides = [side for side in plan.sides if (case.id, side.position) not in state.verified]
         runs = run_beside(plan, case, sides, "verify")
@@ -154,7 +154,7 @@ def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> N
             errors = _judge_outputs(run)
             for item in keeper.keep(case, -1, [run], role=Role.VERIFY, verifications=errors):
                 state.learn(item)
-        progress.step(f"verified {plan.name_of(case)}")
+        progress.step(f"checked {plan.name_of(case)}")
 
 
 def _judge_outputs(run: Run) -> list[Verification]:

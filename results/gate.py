@@ -93,7 +93,15 @@ def decide(verdicts: Iterable[Verdict], policy: Policy, cases: Sequence[Case]) -
     code = _exit_code({item.weight for item in items}, nothing=bool(unmeasured))
     said = [item.sentence for item in items if item.weight is not Weight.PASSES]
     headline = f"{HEADLINES[code]} ({tally(item.verdict for item in items)})."
-    return GateResult(code, [headline, *unmeasured, *said], items)
+    return GateResult(code, [headline, *unmeasured, *said, *_not_judged(items, policy)], items)
+
+
+def _not_judged(items: Sequence[Item], policy: Policy) -> list[str]:
+    """A sentence for each metric of the policy of which nothing that was measured has a figure."""
+    judged = {item.verdict.metric for item in items}
+    only_predicted = all(item.verdict.role is Role.PREDICT for item in items)
+    why = "the cost model has none" if only_predicted else "nothing measured has one"
+    return [f"Not judged: {metric.name} ({why})." for metric in policy.metrics if items and metric.name not in judged]
 
 
 def exit_code_for(verdicts: Iterable[Verdict]) -> ExitCode:

@@ -83,11 +83,13 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
     columns += [Column("ratio", figures=True), Column("verdict"), Column("why", prose=True)]
     rows: list[list[Cell]] = []
     told = worst_first(said_once(verdicts))
+    common = set.intersection(*(set(one.flags) for one in told)) if told else set()  # the notes say them for all
     for one in told:
         case = cases[one.case_id]
         place = [(_plain(case.params.get(axis)),) for axis in axes] + ([(names[one.position],)] if several else [])
         baseline = _figure(base or evidence, one.baseline_position, one)
-        why = (one.sentence, f"({', '.join(one.flags)})") if one.flags else (one.sentence,)
+        own = [flag for flag in one.flags if flag not in common]
+        why = (one.sentence, f"({', '.join(own)})") if own else (one.sentence,)
         rows.append(
             [
                 *place,
@@ -116,7 +118,8 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
     fixed = [f"{axis}={_plain(value)}" for axis, value in (cases[0].params if cases else {}).items() if axis not in varying]
     measured = [record for record in evidence.processes if record.counted and record.role is Role.MEASURE]
     versions = ", ".join(dict.fromkeys(case.suite_version for case in cases))
-    lines = [f"{_suite(cases)} {versions}; device {session.device}; machine {evidence.machine.label}"]
+    where = f"device {session.device}; machine" if measured else f"predicted for {session.device} on"
+    lines = [f"{_suite(cases)} {versions}; {where} {evidence.machine.label}"]
     lines += [f"always {', '.join(fixed)}"] if fixed else []
     if measured:
         rounds = _rounds(evidence)
@@ -125,11 +128,18 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
         lines.append(
             "time: median of the processes' medians ± half their interquartile range; memory: peak (+ above the inputs)"
         )
+        if len({side.implementation for side in evidence.sides}) > 1:
+            lines.append("saves: of a time, by the rounds' ratios with their 99 % interval; of the rest, by the figures shown")
     else:
-        lines.append("predicted by the cost model under fake tensors: nothing ran, so there are no times")
+        lines.append("by the cost model, on tensors that hold no data: nothing ran, so there are no times")
     if any(record.verifications for record in evidence.processes):
         lines.append("error: ||output - reference|| / ||reference||, the reference in higher precision")
     lines.append(f"baseline {side_names(evidence.sides)[evidence.baseline.position]}; session {session.id}")
+    names = side_names(evidence.sides)
+    for side in evidence.sides:
+        if "commit" in side.detail:
+            changed = ", with changes" if side.detail.get("dirty") else ""
+            lines.append(f"{names[side.position]}: {side.detail['commit'][:12]}{changed} ({side.detail.get('subject', '')})")
     flagged = Counter(flag for one in verdicts for flag in one.flags)
     lines += [f"flag: {flag} ({count} verdict{'s' if count > 1 else ''})" for flag, count in flagged.items()]
     return lines
@@ -146,10 +156,16 @@ def _side_cells(
         return
     judged = [found[key] for name in TOPICS if (key := (case.id, side.position, name)) in found]
     settled = [one for one in judged if not math.isnan(one.effect)]
-    yield tuple(f"{format_saving(one.effect)} {_topic(one.metric)}" for one in settled) or (MISSING,)
+    yield tuple(map(_saving, settled)) or (MISSING,)
     checked = evidence.verifications(case.id, side.position)
     yield tuple(f"{one.output} {one.relative:.1e}" for one in checked) or (MISSING,)
     yield _verdict_lines(judged)
+
+
+def _saving(one: Verdict) -> str:
+    """What a side saves of a metric; for a time with its interval, since both medians may move by more than their ratio."""
+    interval = f" [{format_saving(one.high)[:-2]}, {format_saving(one.low)[:-2]}]" if one.low < one.high else ""
+    return f"{format_saving(one.effect)}{interval} {_topic(one.metric)}"
 
 
 def _verdict_lines(judged: Sequence[Verdict]) -> Cell:

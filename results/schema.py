@@ -230,7 +230,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "machine_id": "the machine",
             "device": "the device that was measured (cpu, cuda:0, ...)",
             "plan": "JSON: what was to be measured, so that it can be resumed",
-            "detail": "JSON: versions, commit, hash of uncommitted changes, ...",
+            "detail": "JSON: version, commit and hash of the uncommitted changes of the folder that the command ran in",
         },
     ),
     "session_case": (
@@ -244,7 +244,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "position": "0, 1, ...: identical code on two positions is two sides",
             "implementation": "what the suite was asked for",
             "source": "what the user typed: installed, a revision, a release, a directory",
-            "source_kind": "installed, git, pypi or path",
+            "source_kind": "installed, git or worktree",
             "source_id": "hash of the content that the source led to",
             "baseline": "1 for the side that the others are judged against",
             "detail": "JSON: commit, build inputs, ...",

@@ -146,16 +146,16 @@ class Store:
         """
         known = self.sessions()
         if not known:
-            raise UsageError(f"--session: {self.path} holds no session yet")
+            raise UsageError(f"SESSION: {self.path} holds no session yet")
         if ref == "last":
             return known[-1]
         found = [one for one in known if ref and one.id.startswith(ref)]
         if len(found) == 1:
             return found[0]
         if not found:
-            raise UsageError(f"--session: no session {ref!r} in {self.path}; the last one is {known[-1].id}")
+            raise UsageError(f"SESSION: no session {ref!r} in {self.path}; the last one is {known[-1].id}")
         raise UsageError(
-            f"--session: {ref!r} names {len(found)} sessions ({', '.join(one.id for one in found[-4:])}); give more of the id"
+            f"SESSION: {ref!r} names {len(found)} sessions ({', '.join(one.id for one in found[-4:])}); give more of the id"
         )
 
     def machine(self, machine_id: str) -> Machine:

@@ -61,7 +61,7 @@ def format_change(ratio: float) -> str:
 
 def format_saving(ratio: float) -> str:
     """A ratio as what it saves, for example `44.1 %` for 0.559, `-5.0 %` for 1.05; `-` for NaN."""
-    return MISSING if math.isnan(ratio) else f"{100 * (1 - ratio) + 0.0:.1f} %"
+    return MISSING if math.isnan(ratio) else f"{round(100 * (1 - ratio), 1) + 0.0:.1f} %"  # + 0.0: no minus zero
 
 
 def format_percent(fraction: float) -> str:

@@ -42,7 +42,7 @@ def test_run_prints_the_table_and_keeps_every_sample(frostline, bench, tmp_path)
     done = frostline("run", f"{bench}::naps", "--rounds", 6, "--set", "n=1", "--db", db, "--markdown", markdown)
     assert done.returncode == 0, done.stderr
     assert "time: faster" in done.stdout and "4." in done.stdout and "naps on" in done.stdout
-    assert "[6/6] round 6 of n=1  (about 0 s left)" in done.stderr
+    assert "[6/6] round 6 of n=1  (done)" in done.stderr
     assert markdown.read_text().startswith("**naps on")
     with Store.open(db, create=False) as store:
         records = store.processes(store.session().id, role=Role.MEASURE)

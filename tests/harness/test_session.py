@@ -192,4 +192,4 @@ def test_an_interrupted_session_keeps_what_it_has_and_is_finished_later(measured
 
 
 def test_progress_tells_the_time_left(measured):
-    assert "[2/2] round 2 of how=plain  (about 0 s left)" in measured(rounds=2).go().said.getvalue()
+    assert "[2/2] round 2 of how=plain  (done)" in measured(rounds=2).go().said.getvalue()

@@ -144,6 +144,7 @@ class TestWords:
         assert result.sentences == [
             "Failed: something got worse (1 more, 3 same).",
             "grpo vocab=11, peak_allocated: more. More: 1.074 KiB against 0.977 KiB (+10.0 %).",
+            "Not judged: flops (nothing measured has one).",
         ]
         assert [item.weight for item in result.items] == [Weight.BLOCKS, *[Weight.PASSES] * 3]
 
