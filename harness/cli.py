@@ -257,7 +257,7 @@ def gate(
 
     policy = load_policy(find_project(repo).root / "pyproject.toml")
     with Store.open(db) as store:
-        done = commands.gate(policy, base, head, repo, store, _progress(), _command_line())
+        policy, done = commands.gate(policy, base, head, repo, store, _progress(), _command_line())
         evidence = [Evidence.load(store, one.session.id) for one in done]
     verdicts = [verdict for one in done for verdict in one.verdicts]
     result = decide(verdicts, policy, [case for one in done for case in one.plan.cases])

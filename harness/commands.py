@@ -84,6 +84,8 @@ def comparison(request: Request, base: str | None, head: str | None, repo: Path,
 def resume(session_ref: str, store: Store, progress: Progress) -> Measured:
     """Finish a session that was interrupted, by its stored plan."""
     session = store.session(session_ref)
+    if session.detail.get("predicted"):
+        raise UsageError(f"--resume: session {session.id} predicted and measured nothing; ask again with frostline cost")
     plan = Plan.from_json(session.plan)
     restored = [replace(side, source=restore(side.source)) for side in plan.sides]
     return _finish(replace(plan, sides=restored), session, store, progress)
@@ -104,8 +106,10 @@ def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measu
 
 def gate(
     policy: Policy, base: str | None, head: str | None, repo: Path, store: Store, progress: Progress, command: str
-) -> list[Measured]:
+) -> tuple[Policy, list[Measured]]:
     """Compare under a policy: a session for each of its suites, predicted or measured.
+
+    Returns the policy with its suites by the names that their cases have (a file's suite is known once it is loaded).
 
     `base` defaults to the policy's (the merge base with the main branch, else the parent of HEAD), `head` to the working tree.
     """
@@ -117,16 +121,17 @@ def gate(
         first = git_source(against, repo, targets, "--base")
         return [first, git_source(head, repo, targets, "--head") if head else worktree_source(repo, targets)]
 
-    done = []
+    done, named = [], []
     for suite in policy.suites:
         settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
         spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
         device = TARGET if predicted else None
         plan = plan_compare(Request(spec, suite.preset, settings, rounds=suite.rounds, device=device), sources)
+        named.append(replace(suite, name=plan.cases[0].suite))
         limits = policy.thresholds({suite.name: plan.delta})
         plan = replace(plan, delta=limits.delta[suite.name], byte_tolerance=limits.byte_tolerance)
         done.append((predict if predicted else measure)(plan, store, progress, command))
-    return done
+    return replace(policy, suites=named), done
 
 
 def crossover(suite: str, against: str, store: Store, progress: Progress, command: str, *, fill: bool) -> list[Drawn]:

@@ -39,13 +39,14 @@ class Request:
     def __post_init__(self) -> None:
         if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {self.device!r}")
-        for name, value, least in (
-            ("--rounds", self.rounds, 1),
-            ("--threads", self.threads, 1),
-            ("--timeout", self.timeout_s, 0.01),
+        for name, value, least, most in (
+            ("--rounds", self.rounds, 1, 1000),
+            ("--threads", self.threads, 1, 4096),
+            ("--timeout", self.timeout_s, 0.01, 1e6),
+            ("--seed", self.seed, 0, 2**31),
         ):
-            if value is not None and value < least:
-                raise UsageError(f"{name}: expected {least:g} or more, got {value:g}")
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{name}: expected {least:g} to {most:,.0f}, got {value:g}")
 
 
 class SuiteNotLoaded(UsageError):

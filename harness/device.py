@@ -45,12 +45,29 @@ def hold_device(device: str) -> Iterator[None]:
     if not device.startswith("cuda"):
         yield
         return
-    path = Path(tempfile.gettempdir()) / f"frostline-{device.replace(':', '-')}.lock"
+    with _held(f"gpu-{device.partition(':')[2] or '0'}", f"--device: {device} is held by another session"):
+        yield
+
+
+@contextlib.contextmanager
+def hold_session(session_id: str) -> Iterator[None]:
+    """Hold a session while it is measured, so that it is not finished by two commands at once.
+
+    Raises:
+        UsageError: another command is measuring it.
+    """
+    with _held(f"session-{session_id}", f"SESSION: {session_id} is still being measured by another command"):
+        yield
+
+
+@contextlib.contextmanager
+def _held(name: str, refusal: str) -> Iterator[None]:
+    path = Path(tempfile.gettempdir()) / f"frostline-{name}.lock"
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"--device: {device} is held by another session ({path}); wait for it to end") from None
+            raise UsageError(f"{refusal} ({path}); wait for it to end") from None
         yield
 
 

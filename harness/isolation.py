@@ -25,6 +25,7 @@ STDERR_KEPT = 16_384  # characters of the end of a process' output that are stor
 # A thread that waits for its siblings sleeps instead of spinning. With another process on one of two cores, spinning made each
 # parallel operator take a scheduler's time slice: a step of 34 ms took 500 ms.
 QUIET_WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+LOOK_AGAIN_S = 1.0  # how often a process that does not answer is looked at
 GRACE_S = 5.0  # how long a process may take to leave once it was told to
 
 
@@ -63,6 +64,8 @@ class Process:
             "OPENBLAS_NUM_THREADS": str(threads),
             **QUIET_WAITING,
         }
+        if path is not None:  # for what the step itself starts: a child must load its side's code as well
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "frostline.harness.worker", str(command_read), str(reply_write)],
             pass_fds=(command_read, reply_write),
@@ -146,9 +149,13 @@ class Process:
         deadline = time.monotonic() + self.timeout_s
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._reply], [], [], left)[0]:
-                self._kill()
-                raise Ended(Status.TIMEOUT, f"no answer within {self.timeout_s:g} s")
+            if not select.select([self._reply], [], [], max(0.0, min(left, LOOK_AGAIN_S)))[0]:
+                if self._process.poll() is not None:  # a child that it left behind may hold its end of the channel open
+                    raise Ended(Status.CRASH, self._epitaph())
+                if left <= 0:
+                    self._kill()
+                    raise Ended(Status.TIMEOUT, f"no answer within {self.timeout_s:g} s")
+                continue
             chunk = os.read(self._reply, 1 << 20)
             if not chunk:
                 raise Ended(Status.CRASH, self._epitaph())

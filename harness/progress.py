@@ -35,7 +35,12 @@ class Progress:
         self.end()
         self._total, self._done, self._begun = total, 0, time.monotonic()
         if self.console.is_terminal and total:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[left]}"),
+            )
             self._bar = Bar(*columns, console=self.console, auto_refresh=False, transient=True)
             self._bar.add_task(what, total=total, left="")
             self._bar.start()

@@ -18,8 +18,8 @@ def imported_modules(targets: Sequence[str]) -> list[Module]:
     """The modules of `targets` (dotted package names) that this process has imported, with the SHA-256 of their files."""
     modules = []
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and _belongs(name, targets) and Path(file).is_file():
+        file = getattr(module, "__file__", None) if _belongs(name, targets) else None
+        if file and Path(file).is_file():
             modules.append(Module(name, file, hashlib.sha256(Path(file).read_bytes()).hexdigest()))
     return modules
 

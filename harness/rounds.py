@@ -59,6 +59,12 @@ class Run:
             self.process.tell({"do": do} | request)
             self.collect()
 
+    def prove(self) -> None:
+        """A module from outside the side, or none of it at all, makes the run an `error` whatever it measured."""
+        wrong_code = violation(self.modules, self.side.source.path, self.side.source.targets)
+        if wrong_code and self.live:
+            self.status, self.reason = Status.ERROR, wrong_code
+
     def collect(self) -> None:
         """Take the reply to a request that was told before."""
         try:
@@ -84,7 +90,8 @@ def start(side: Side, plan: Plan, round_index: int) -> Process:
 def tell_all(runs: Sequence[Run], plan: Plan, case: Case, do: str) -> None:
     """Ask every process for the same thing about a case, side by side, and collect the replies."""
     for run in runs:
-        what = {"suite": plan.suite, "implementation": run.side.implementation, "params": dict(case.params)}
+        what: dict[str, Any] = {"suite": plan.suite, "version": case.suite_version}
+        what |= {"implementation": run.side.implementation, "params": dict(case.params)}
         run.process.tell({"do": do} | what)
     for run in runs:
         run.collect()
@@ -112,6 +119,8 @@ def run_beside(plan: Plan, case: Case, sides: Sequence[Side], do: str, round_ind
         tell_all(runs, plan, case, do)
     finally:
         close_all(runs)
+    for run in runs:
+        run.prove()
     return runs
 
 
@@ -140,6 +149,7 @@ def _measure_together(plan: Plan, case: Case, sides: Sequence[Side], round_index
     after = read_telemetry(plan.device)
     for run in runs:
         run.reply["telemetry"] = {"before": before, "after": after}
+        run.prove()
     return runs
 
 
@@ -171,11 +181,7 @@ def _block(step_ns: float) -> dict[str, int]:
 
 
 def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, **fields: Any) -> ProcessRecord:
-    """What the store keeps of a run. A module from outside the side makes it an `error` whatever it measured."""
-    status, reason = run.status, run.reason
-    wrong_code = violation(run.modules, run.side.source.path, run.side.source.targets)
-    if wrong_code and status is Status.OK:
-        status, reason = Status.ERROR, wrong_code
+    """What the store keeps of a run."""
     measurements = dict(run.reply.get("measurements", {}))
     for metric in {sample.metric for sample in run.samples}:
         measurements[metric] = median(sample.value for sample in run.samples if sample.metric == metric)
@@ -185,8 +191,8 @@ def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, 
         position=run.side.position,
         case_id=case.id,
         round=round_index,
-        status=status,
-        reason=reason,
+        status=run.status,
+        reason=run.reason,
         started_at=run.started_at,
         seconds=run.process.seconds,
         stderr=run.process.stderr(),

@@ -94,13 +94,14 @@ def default_preset(suite: Suite, device: str) -> Preset:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"SUITE: no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    name = f"_frostline_suite_{path.stem}"  # its own: a file named like a package must not stand in for it
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise UsageError(f"SUITE: {str(path)!r} is not a Python file")
     # Behind everything else: what lies beside the file is found, and no side's code is hidden by it.
     sys.path.append(str(path.resolve().parent))
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from frostline.harness.device import hold_device, this_machine
+from frostline.harness.device import hold_device, hold_session, this_machine
 from frostline.harness.isolation import Process
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
@@ -59,7 +59,7 @@ def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> l
     """Do what is pending of the plan and conclude. Also finishes a session that was interrupted."""
     state = _State.of(store.processes(session.id))
     keeper = _Keeper(plan, store, session)
-    with hold_device(plan.device), progress:
+    with hold_session(session.id), hold_device(plan.device), progress:
         _verify(plan, state, keeper, progress)
         cases: Collection[str] = {case.id for case in plan.cases}
         for look in range(plan.looks):
@@ -85,6 +85,7 @@ def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> l
             runs = [Run(side, processes[side.position]) for side in plan.sides]
             tell_all(runs, plan, case, "predict")
             for run in runs:
+                run.prove()
                 if not run.live:  # its next case gets a fresh process
                     processes.pop(run.side.position).close()
             keeper.keep(case, -1, runs, role=Role.PREDICT)
@@ -133,11 +134,24 @@ class _Keeper:
     plan: Plan
     store: Store
     session: Session
+    codes: dict[tuple[Role, str, int], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for item in self.store.processes(self.session.id):
+            if item.status is Status.OK:
+                self.codes.setdefault((item.role, item.case_id, item.position), item.code_id)
 
     def keep(self, case: Case, round_index: int, runs: Sequence[Run], **fields: Any) -> list[ProcessRecord]:
-        records = [record(run, self.plan, self.session.id, case, round_index, **fields) for run in runs]
+        records = [self._of_one_code(record(run, self.plan, self.session.id, case, round_index, **fields)) for run in runs]
         self.store.add_processes(records, ratios(records, self.plan.baseline.position))
         return records
+
+    def _of_one_code(self, item: ProcessRecord) -> ProcessRecord:
+        """Code that was edited while it was measured is not one side any more."""
+        first = self.codes.setdefault((item.role, item.case_id, item.position), item.code_id)
+        if item.status is Status.OK and item.code_id != first:
+            return replace(item, status=Status.ERROR, reason="the code of the target packages changed during the session")
+        return item
 
 
 def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> None:
@@ -182,7 +196,10 @@ def _measure_look(plan: Plan, state: _State, keeper: _Keeper, progress: Progress
 def _one_round(
     plan: Plan, state: _State, keeper: _Keeper, case: Case, round_index: int, sides: Sequence[Side]
 ) -> list[ProcessRecord]:
-    """A round, repeated in turn when memory ran out beside others; a side that failed is tried once more alone."""
+    """A round, repeated in turn when memory ran out beside others; a side that failed is tried once more alone.
+
+    A second try that succeeds stands for the side in this round (it has no ratio: the baseline was not beside it).
+    """
     kept = []
     interleave = state.interleave(case)
     runs = measure_round(plan, case, sides, round_index, interleave)
@@ -190,12 +207,15 @@ def _one_round(
         kept += keeper.keep(case, round_index, runs, role=Role.MEASURE, counted=False, interleave=interleave)
         interleave = Interleave.PROCESS
         runs = measure_round(plan, case, sides, round_index, interleave)
-    counted = keeper.keep(case, round_index, runs, role=Role.MEASURE, interleave=interleave)
-    kept += counted
-    for run, item in zip(runs, counted, strict=True):
-        if item.status is not Status.OK and item.status not in LEFT_OUT:
-            again = measure_round(plan, case, [run.side], round_index, Interleave.BLOCK)
-            kept += keeper.keep(case, round_index, again, role=Role.MEASURE, counted=False, attempt=1)
+    failed = [run for run in runs if not run.live and run.status not in LEFT_OUT]
+    again = {id(run): measure_round(plan, case, [run.side], round_index, Interleave.BLOCK) for run in failed}
+    passed_over = [run for run in failed if all(second.live for second in again[id(run)])]
+    counted = [run for run in runs if run not in passed_over]
+    kept += keeper.keep(case, round_index, counted, role=Role.MEASURE, interleave=interleave)
+    kept += keeper.keep(case, round_index, passed_over, role=Role.MEASURE, counted=False, interleave=interleave)
+    for run in failed:
+        stands = run in passed_over
+        kept += keeper.keep(case, round_index, again[id(run)], role=Role.MEASURE, counted=stands, attempt=1)
     return kept
 
 

@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import atexit
 import gc
+import inspect
 import json
 import os
 import platform
+import random
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 from frostline.harness import selection
 from frostline.harness.declare import Skipped, Step, Suite
 from frostline.harness.meters.clock import Clock, clock_for, warm_up
 from frostline.harness.provenance import imported_modules
-from frostline.results.record import STEP_TIME, Status, UsageError
+from frostline.results.record import OPERATORS, STEP_TIME, Status, UsageError
 
 Reply = dict[str, Any]
 
@@ -46,6 +48,7 @@ class Worker:
         if self.path:
             sys.path.insert(0, self.path)
         self.tracker: Any = None
+        self.loaded = ""
         self.step: Step
         self.suite: Suite
         self.clock: Clock
@@ -113,14 +116,29 @@ class Worker:
         enter = suite.target_device
         context = enter(self.device) if enter else nullcontext()
         build = _builder(suite, request, "cpu")
-        return {"measurements": predict(build, context=context, device=self.device), "environment": self._environment()}
+        try:
+            figures = predict(build, context=context, device=self.device)
+        except UsageError as error:  # a step that asks its data is a result of this case, no mistake of the command's
+            raise ValueError(str(error)) from error
+        if not figures[OPERATORS.name]:
+            raise ValueError(
+                "the step ran no torch operator, so there is nothing to predict: measure it (frostline run, compare)"
+            )
+        return {"measurements": figures, "environment": self._environment()}
 
     def _load(self, request: Reply) -> Suite:
-        self.suite = selection.load_suite(request["suite"])
+        if self.loaded != request["suite"]:  # a suite's file may register operators: it is loaded once
+            self.suite, self.loaded = selection.load_suite(request["suite"]), request["suite"]
+        wanted = request.get("version", self.suite.version)
+        if self.suite.version != wanted:
+            raise ValueError(f"the suite is version {self.suite.version} now, and the session began with {wanted}")
         return self.suite
 
     def _build(self, request: Reply) -> None:
         build = _builder(self._load(request), request, self.device)
+        random.seed(self.seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(self.seed)
         with ExitStack() as stack:
             if "torch" in sys.modules:
                 self._seed_torch()
@@ -165,7 +183,10 @@ class Worker:
 def _builder(suite: Suite, request: Reply, device: str) -> Callable[[], Step]:
     def build() -> Step:
         made = suite.function(request["implementation"], device, **request["params"])
-        return made if isinstance(made, Step) else Step(run=made)
+        step = made if isinstance(made, Step) else Step(run=made)
+        if not callable(step.run) or inspect.iscoroutinefunction(step.run) or inspect.isgeneratorfunction(step.run):
+            raise TypeError(f"the suite's function must return a plain function or a Step, got {made!r}")
+        return step
 
     return build
 
@@ -176,7 +197,8 @@ def _failure(error: BaseException) -> Reply:
         return {"status": Status.SKIPPED, "reason": str(error)}
     if isinstance(error, UsageError):
         return {"usage": str(error)}
-    traceback.print_exception(error)
+    with suppress(Exception):
+        traceback.print_exception(error)
     message = f"{type(error).__name__}: {error}".strip().splitlines()[0][:500]
     return {"status": Status.OOM if is_out_of_memory(error) else Status.ERROR, "reason": message}
 
@@ -199,14 +221,16 @@ def serve(read_fd: int, write_fd: int) -> None:
             except Exception as error:  # every failure of the measured code is a row of the store
                 reply = _failure(error)
             reply["modules"] = [vars(module) for module in imported_modules(worker.targets)]
-            sys.stdout.flush()
-            sys.stderr.flush()
-            replies.write(json.dumps(reply, default=str) + "\n")
+            with suppress(Exception):  # a suite may have closed or replaced them
+                sys.stdout.flush()
+                sys.stderr.flush()
+            replies.write(json.dumps(reply, default=str, skipkeys=True) + "\n")
             replies.flush()
 
 
 if __name__ == "__main__":
     serve(int(sys.argv[1]), int(sys.argv[2]))
     atexit._run_exitfuncs()  # what the suite left to be done; then leave without tearing torch down, which takes 0.5 s
-    sys.stdout.flush()
+    with suppress(Exception):
+        sys.stdout.flush()
     os._exit(0)

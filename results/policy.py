@@ -134,7 +134,7 @@ def _suite(name: str, content: Any) -> SuitePolicy:
         if not isinstance(values, list) or not values or not all(isinstance(one, int | float | str) for one in values):
             raise _wrong(f"{where}.axes.{axis}", "a list of numbers, strings or booleans", values)
     rounds = table.get("rounds")
-    if rounds is not None and (not _is_number(rounds) or rounds != int(rounds) or rounds < 1):
+    if rounds is not None and (not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1):
         raise _wrong(f"{where}.rounds", "a whole number from 1 on", rounds)
     preset = table.get("preset")
     if preset is not None:

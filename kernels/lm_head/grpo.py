@@ -134,14 +134,14 @@ def fused_linear_grpo_loss(
     reference_logps = _reference_logps(reference, targets, rows, transform, options)
     given = _Given(mask, advantages, old_logps, reference_logps, correction, sampling_logps, items)
     batch = _make_batch(given, options, hidden.dtype)
-    group = mask.shape[1] if options.by_completion else 1
+    group = max(mask.shape[1], 1) if options.by_completion else 1
     if not options.by_batch:
         batch = with_entropy_weights(batch, options)
         if _formed_in_forward(hidden, weight, bias, rows, options, group, prune):
-            loss = _GroupedLoss(batch.map(lambda values: rows.take(values.reshape(-1))), options, group)
+            loss = _GroupedLoss(batch.map(lambda values: rows.take_counted(values.reshape(-1))), options, group)
             found: tuple[Tensor, tuple[Tensor, ...]]
             found = _known_loss(hidden, weight, bias, targets, rows, LossCall(loss, transform, rows.masked, prune))
-            return found
+            return rows.whole(found[0]), found[1]
     logp, entropy = logprob_of_rows(
         hidden, weight, bias, targets, rows, transform,
         entropy=options.entropy, entropy_in_loss=options.entropy_trained, prune=prune,

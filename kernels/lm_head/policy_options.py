@@ -59,7 +59,7 @@ class PolicyOptions:
                 "importance_sampling_level: got 'sequence' with loss_type 'vespo', wanted 'token': it weighs whole"
                 " completions by itself"
             )
-        if self.loss_type == "dr_grpo" and not self.max_completion_length:
+        if self.loss_type == "dr_grpo" and (self.max_completion_length or 0) <= 0:
             raise ValueError(f"max_completion_length: got {self.max_completion_length}, wanted a positive number for dr_grpo")
         self._check_ranges()
 

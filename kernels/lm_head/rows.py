@@ -67,6 +67,17 @@ class Rows:
             return values
         return values.index_select(0, self.index.clamp(max=max(self.count - 1, 0)))
 
+    def take_counted(self, values: Tensor) -> Tensor:
+        """`take`, with zeros where fewer rows are active than declared: a repeated row must not count twice."""
+        taken = self.take(values)
+        return taken if self.index is None else taken.masked_fill(self.index == self.count, 0)
+
+    def whole(self, loss: Tensor) -> Tensor:
+        """`loss`, or NaN where more rows are active than declared: their share is missing."""
+        if self.index is None or self.active is None:
+            return loss
+        return torch.where(self.active.sum() > self.index.numel(), float("nan"), loss)
+
     def targets(self, targets: Tensor, vocab: int) -> Tensor:
         """Targets of the computed rows, int64: `INACTIVE` where a row does not count, `vocab` (never met: NaN) out of range."""
         flat = targets.reshape(-1).long()

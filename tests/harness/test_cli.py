@@ -69,7 +69,7 @@ def test_nothing_measured_is_never_a_success(frostline, bench, tmp_path):
         (["run", "grpo", "--set", "vocabulary=3"], "--set: grpo has no axis 'vocabulary' (did you mean vocab?)"),
         (["run", "grpo", "--set", "lm_head=thawed"], "--set: lm_head takes frozen, trainable, got 'thawed'"),
         (["run", "grpo", "--implementations", "prune"], "--implementations: grpo has no 'prune' (did you mean pruned?)"),
-        (["run", "grpo", "--rounds", "0"], "--rounds: expected 1 or more, got 0"),
+        (["run", "grpo", "--rounds", "0"], "--rounds: expected 1 to 1,000, got 0"),
         (["run", "grpo", "--device", "gpu"], "--device: expected cpu, cuda or cuda:N, got 'gpu'"),
         (["run", "grpo", "--frobnicate"], "No such option: --frobnicate"),
         (["report", "--db", "nothing.db"], "--db: no database at nothing.db"),

@@ -99,6 +99,32 @@ def test_a_head_that_does_not_run_is_broken_not_passed(copy, gate):
     assert "broken" in done.stdout
 
 
+def test_a_suite_that_the_cost_model_cannot_price_is_never_a_pass(scratch_repo, frostline, tmp_path):
+    project = '[build-system]\nrequires=["setuptools"]\nbuild-backend="setuptools.build_meta"\n'
+    project += '[project]\nname="lib"\nversion="1"\n[tool.setuptools]\npy-modules=["lib"]\n'
+    project += '[tool.frostline.gate]\npredicted = true\n[tool.frostline.gate.suites."bench.py"]\n'
+    bench = (
+        "import lib\nfrom frostline.harness import suite\n@suite()\ndef sums(implementation, device):\n    return lib.work\n"
+    )
+    files = {"pyproject.toml": project, "bench.py": bench, "lib.py": "def work():\n    return sum(range(2000))\n"}
+    repo = scratch_repo(files, {"lib.py": "def work():\n    return sum(range(200000))\n"})
+    done = frostline("gate", "--repo", repo.path, "--base", "HEAD~1", "--db", tmp_path / "gate.db")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "there is nothing to predict" in done.stdout + done.stderr
+
+
+def test_a_suite_in_a_file_is_gated(scratch_repo, frostline, tmp_path):
+    project = '[build-system]\nrequires=["setuptools"]\nbuild-backend="setuptools.build_meta"\n'
+    project += '[project]\nname="lib"\nversion="1"\n[tool.setuptools]\npy-modules=["lib"]\n'
+    project += '[tool.frostline.gate]\npredicted = true\n[tool.frostline.gate.suites."bench.py"]\n'
+    bench = "import lib, torch\nfrom frostline.harness import suite\n@suite()\ndef products(implementation, device):\n"
+    bench += "    x = torch.randn(8, 8)\n    return lambda: lib.work(x)\n"
+    files = {"pyproject.toml": project, "bench.py": bench, "lib.py": "def work(x):\n    return x @ x\n"}
+    repo = scratch_repo(files, {"lib.py": "def work(x):\n    return x @ x @ x\n"})
+    worse = frostline("gate", "--repo", repo.path, "--base", "HEAD~1", "--db", tmp_path / "gate.db")
+    assert worse.returncode == 1 and "flops (predicted): more" in worse.stdout, worse.stdout + worse.stderr
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

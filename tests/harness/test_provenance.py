@@ -73,6 +73,12 @@ def test_a_side_that_loads_another_copy_is_an_error(records):
     assert found[0].status is Status.ERROR and "elsewhere/measured.py, which is not of this side" in found[0].reason
 
 
+def test_what_a_step_starts_loads_its_sides_code_too(records):
+    child = "'import measured, sys; sys.exit(measured.SIDE != ' + repr(measured.SIDE) + ')'"
+    found = records(f"import measured, subprocess, sys; subprocess.run([sys.executable, '-c', {child}], check=True)")
+    assert [found[at].status for at in (0, 1)] == [Status.OK, Status.OK], [found[at].reason for at in (0, 1)]
+
+
 def test_a_path_that_only_looks_alike_is_outside():
     module = Module("measured", "/cache/side-2/measured.py", "0")
     assert violation([module], Path("/cache/side"), ("measured",))

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from frostline.harness import session as sessions
 from frostline.harness.describe import Request, plan_run
+from frostline.harness.device import hold_session
 from frostline.harness.progress import Progress
-from frostline.results.record import Interleave, Outcome, Role, Status
+from frostline.results.record import Interleave, Outcome, Role, Status, UsageError
 from frostline.results.store import Store
 
 SUITE = """
@@ -21,7 +22,7 @@ from pathlib import Path
 from frostline.harness import suite, skip, Step
 
 HERE = Path(__file__).parent
-HOWS = ["plain", "skip", "raise", "die", "crowded", "once", "too big", "wrong"]
+HOWS = ["plain", "skip", "raise", "die", "crowded", "once", "third time", "too big", "wrong"]
 
 @suite(axes={"how": HOWS}, implementations=["one", "two", "three"])
 def toy(implementation, device, *, how):
@@ -36,21 +37,23 @@ def toy(implementation, device, *, how):
             def step():
                 os.kill(os.getpid(), signal.SIGKILL)
         if how == "crowded":
-            living = len(list(HERE.glob("alive-*")))
-            if living:
-                raise MemoryError("the device is full")
+            for _ in range(15):  # time enough for the other to come, if it comes
+                if (HERE / "alive-one").exists():
+                    raise MemoryError("the device is full")
+                time.sleep(0.1)
         if how == "once" and not (HERE / "was-here").exists():
             (HERE / "was-here").touch()
             raise ValueError("only the first time")
+        if how == "third time":
+            (HERE / f"build-{time.time_ns()}").touch()
+            if len(list(HERE.glob("build-*"))) == 3:  # verified, round 1, then this
+                os.kill(os.getpid(), signal.SIGKILL)
         if how == "too big":
             raise MemoryError("always")
     if implementation == "one" and how == "crowded":
         (HERE / "alive-one").touch()
         import atexit
         atexit.register((HERE / "alive-one").unlink)
-        time.sleep(0.2)
-    if how == "crowded" and implementation == "two":
-        time.sleep(0.2)
     answer = 2.0 if (implementation, how) == ("two", "wrong") else 1.0
     return Step(run=step, outputs=lambda: {"x": answer}, reference=lambda: {"x": 1.0})
 """
@@ -147,6 +150,29 @@ def test_a_failure_that_does_not_repeat_keeps_the_side(measured):
     checks = done.records(Role.VERIFY, position=1)
     assert checks[0].status is Status.ERROR
     assert [(item.round, item.status) for item in done.records(position=1)] == [(0, Status.OK), (1, Status.OK)]
+
+
+def test_a_second_try_that_succeeds_stands_for_its_round(measured):
+    done = measured("third time", rounds=7).go()
+    found = [(item.round, item.attempt, item.counted, item.status) for item in done.records(position=1) if item.round == 1]
+    assert found == [(1, 0, False, Status.CRASH), (1, 1, True, Status.OK)]
+    assert len([item for item in done.records(position=1) if item.counted]) == 7
+    assert [ratio.round for ratio in done.store.ratios(done.session.id)] == [0, 2, 3, 4, 5, 6]
+    assert Outcome.BROKEN not in {verdict.outcome for verdict in done.verdicts}
+
+
+def test_a_suite_that_changes_under_a_session_is_an_error(measured):
+    one = measured(rounds=1)
+    one.file.write_text(SUITE + "\n# another version\n")
+    one.go()
+    reasons = {item.reason for item in one.records() if item.counted}
+    assert len(reasons) == 1 and "ValueError: the suite is version" in reasons.pop()
+
+
+def test_a_session_is_not_measured_by_two_commands_at_once(measured):
+    one = measured(rounds=1)
+    with hold_session(one.session.id), pytest.raises(UsageError, match="is still being measured by another command"):
+        one.go()
 
 
 def test_a_skipped_case_says_why_and_the_others_go_on(measured):
