@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from frostline.harness.side import Side, Source
 from frostline.results.record import Case, UsageError
 
 DESCRIBE_TIMEOUT_S = 300.0
+LOOK_ROUNDS = 8  # of a comparison's look, at least: what the verdicts' error rates in docs/method.md were simulated for
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Seque
         )
     implementation = request.implementations[0] if request.implementations else suite.compared
     sides = [Side(at, implementation, source, at == 0) for at, source in enumerate(sources)]
-    return _plan(request, suite, sides, looks)
+    return _plan(request, replace(suite, rounds=max(suite.rounds, LOOK_ROUNDS)), sides, looks)
 
 
 def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) -> Plan:
