@@ -26,11 +26,10 @@ TARGET = "cuda"  # what is predicted where nothing else is said: a laptop asks w
 
 @dataclass(frozen=True)
 class Drawn:
-    """A session that a chart shows, in which role, and the preset that chose its cases."""
+    """A session that a chart shows, and in which role."""
 
     session: Session
     role: Role
-    preset: str
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ def comparison(request: Request, base: str | None, head: str | None, repo: Path,
     progress.note(f"preparing {base or 'HEAD'} and {head or 'the working tree'}")
 
     def sources(targets: Sequence[str]) -> list[Source]:
-        first = git_source(base or "HEAD", repo, targets, "BASE")
-        second = git_source(head, repo, targets, "HEAD") if head else worktree_source(repo, targets)
+        first, second = _two_sources(base or "HEAD", head, repo, targets, ("BASE", "HEAD"))
         if base is None and first.identity == second.identity:
             raise UsageError(
                 "BASE HEAD: none was named and the working tree is HEAD, so there is nothing to compare; "
@@ -109,17 +107,18 @@ def gate(
 ) -> tuple[Policy, list[Measured]]:
     """Compare under a policy: a session for each of its suites, predicted or measured.
 
-    Returns the policy with its suites by the names that their cases have (a file's suite is known once it is loaded).
-
     `base` defaults to the policy's (the merge base with the main branch, else the parent of HEAD), `head` to the working tree.
+
+    Returns:
+        The policy with its suites by the names that their cases have (a file's suite is known once it is loaded), and the
+        sessions.
     """
     root = find_project(repo).root
     against = base or (merge_base(root).label if policy.base == MERGE_BASE else policy.base)
     predicted = policy.predicted if policy.predicted != "auto" else not query_gpu(["name"])
 
     def sources(targets: Sequence[str]) -> list[Source]:
-        first = git_source(against, repo, targets, "--base")
-        return [first, git_source(head, repo, targets, "--head") if head else worktree_source(repo, targets)]
+        return _two_sources(against, head, repo, targets, ("--base", "--head"))
 
     done, named = [], []
     for suite in policy.suites:
@@ -157,7 +156,7 @@ def crossover(suite: str, against: str, store: Store, progress: Progress, comman
             session = (predict if role is Role.PREDICT else measure)(plan, store, progress, command).session
         if role is Role.PREDICT and fill:
             _close_in(suite, preset, against, session, store, progress)
-        drawn.append(Drawn(session, role, preset))
+        drawn.append(Drawn(session, role))
     return drawn
 
 
@@ -183,6 +182,12 @@ def _stored(plan: Plan, role: Role, store: Store) -> Session | None:
             if cases <= found:
                 return session
     return None
+
+
+def _two_sources(base: str, head: str | None, repo: Path, targets: Sequence[str], arguments: tuple[str, str]) -> list[Source]:
+    """A revision, and another one or the working tree. `arguments` are what the user would call them, for messages."""
+    first = git_source(base, repo, targets, arguments[0])
+    return [first, git_source(head, repo, targets, arguments[1]) if head else worktree_source(repo, targets)]
 
 
 def _finish(plan: Plan, session: Session, store: Store, progress: Progress) -> Measured:

@@ -71,10 +71,6 @@ class GateResult:
     sentences: Sequence[str]
     items: Sequence[Item]
 
-    def of_weight(self, weight: Weight) -> list[Item]:
-        """The items that weigh this."""
-        return [item for item in self.items if item.weight is weight]
-
 
 def decide(verdicts: Iterable[Verdict], policy: Policy, cases: Sequence[Case]) -> GateResult:
     """Decide under a policy.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from frostline.harness.declare import Step
@@ -78,10 +80,11 @@ def _nothing() -> None:
     pass
 
 
-class _no_collection:  # noqa: N801 (a context manager used like a function)
-    def __enter__(self) -> None:
-        gc.collect()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
         gc.enable()
