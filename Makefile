@@ -61,7 +61,8 @@ clean: ## remove .venv and every cache of the tools; the database stays
 
 # Without the tags of a build (torch 2.13.0+cpu) and the CUDA libraries, which torch itself pins: the pins hold on every platform.
 freeze = .venv/pins/bin/pip freeze --all --exclude pip --exclude-editable \
-	| sed -E -e 's/\+.*//' -e '/^(nvidia|cuda)-/d' -e "s/^triton==.*/&; sys_platform == 'linux'/"
+	| sed -E -e 's/\+.*//' -e '/^(nvidia|cuda)-/d' \
+	-e "s/^(triton|liger_kernel|cut-cross-entropy)==.*/&; sys_platform == 'linux'/"
 
 .venv/run.stamp: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
