@@ -15,10 +15,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from frostline.results.record import Case, Params, UsageError
@@ -58,12 +59,28 @@ def skip(reason: str) -> Any:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What an implementation takes part in, of a preset: fewer rounds, and only the cases that have these values of axes."""
+
+    rounds: int | None = None
+    axes: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+
+    def includes(self, params: Params, free: Collection[str] = ()) -> bool:
+        """Whether a case belongs to the share. Axes named in `free` are not looked at."""
+        return all(params.get(axis) in values for axis, values in self.axes.items() if axis not in free)
+
+
+@dataclass(frozen=True)
 class Preset:
-    """A named selection: values for some axes, and how many rounds. `implementations` empty means all of the suite's."""
+    """A named selection: values for some axes, and how many rounds. `implementations` empty means all of the suite's.
+
+    `shares` names implementations that take part in less than that: slow ones, or ones that are there for orientation.
+    """
 
     axes: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     rounds: int = 8
     implementations: Sequence[str] = ()
+    shares: Mapping[str, Share] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,7 @@ class Suite:
     name: str
     function: Callable[..., Any]
     axes: Mapping[str, Sequence[Value]]
+    choices: Mapping[str, Sequence[Value]]
     implementations: Sequence[str]
     baseline: str
     compared: str
@@ -102,11 +120,13 @@ class Suite:
 def suite(
     *,
     axes: Mapping[str, Sequence[Value]] | None = None,
+    choices: Mapping[str, Sequence[Value]] | None = None,
     implementations: Sequence[str] = ("default",),
     baseline: str | None = None,
     compared: str | None = None,
     presets: Mapping[str, Preset] | None = None,
     targets: Sequence[str] = (),
+    sources: Sequence[ModuleType] = (),
     delta: Mapping[str, float] | None = None,
     version: str | None = None,
     keep: Callable[[Params], bool] | None = None,
@@ -116,18 +136,21 @@ def suite(
 
     Args:
         axes: each axis with its default values; every name must be a keyword of the function.
+        choices: what else `--set` accepts for an axis whose values are words.
         implementations: what the function can be asked for.
         baseline: the implementation that `run` judges the others against (default: the first).
         compared: the implementation that `compare` fixes (default: the last).
         presets: named selections; `small` is the default without a GPU, `paper` with one.
         targets: packages whose code is in question (`compare` takes them from each source). Empty: what a source provides.
         delta: the smallest change worth a word, by metric, as a fraction (default 0.03 for timing).
-        version: otherwise a hash of the file's source. Verdicts never mix versions.
+        sources: modules (of a package: all its files) that the suite is made of, besides its own file.
+        version: otherwise a hash of the file's source and that of `sources`. Verdicts never mix versions.
         keep: a filter over cases.
         target_device: a context in which the measured code takes the branches of the device named, for the cost model.
 
     Raises:
-        UsageError: an axis that the function has no keyword for, or a baseline that is no implementation.
+        UsageError: an axis that the function has no keyword for, a baseline that is no implementation, or a preset whose
+            shares are of something else or leave out the baseline.
     """
 
     def decorate(function: Callable[..., Any]) -> Suite:
@@ -147,17 +170,20 @@ def suite(
         for role, chosen in (("baseline", baseline), ("compared", compared)):
             if chosen is not None and chosen not in implementations:
                 raise UsageError(f"suite {name}: {role}={chosen!r} is no implementation; it has {', '.join(implementations)}")
+        for called, preset in (presets or {}).items():
+            _check_shares(f"suite {name}: preset {called!r}", preset, implementations, baseline or implementations[0])
         return Suite(
             name=name,
             function=function,
             axes=given,
+            choices=dict(choices or {}),
             implementations=tuple(implementations),
             baseline=baseline or implementations[0],
             compared=compared or implementations[-1],
             presets=dict(presets or {}),
             targets=tuple(targets),
             delta=dict(delta or {}),
-            version=version or _source_hash(function),
+            version=version or _source_hash(function, sources),
             keep=keep,
             target_device=target_device,
             path=inspect.getsourcefile(function) or "",
@@ -166,5 +192,23 @@ def suite(
     return decorate
 
 
-def _source_hash(function: Callable[..., Any]) -> str:
-    return hashlib.sha256(Path(inspect.getsourcefile(function) or "").read_bytes()).hexdigest()[:12]
+def _check_shares(place: str, preset: Preset, implementations: Sequence[str], baseline: str) -> None:
+    chosen = [name for name in implementations if name in (preset.implementations or implementations)]
+    baseline = baseline if baseline in chosen else next(iter(chosen), baseline)
+    for implementation, share in preset.shares.items():
+        if implementation not in implementations or implementation == baseline:
+            what = "is the baseline, which takes part in everything" if implementation == baseline else "is no implementation"
+            raise UsageError(f"{place}: shares: {implementation!r} {what}")
+        if share.rounds is not None and not 1 <= share.rounds <= preset.rounds:
+            raise UsageError(f"{place}: shares: {implementation!r} takes 1 to {preset.rounds} rounds, got {share.rounds}")
+
+
+def _source_hash(function: Callable[..., Any], sources: Sequence[ModuleType]) -> str:
+    """Of the function's file alone, or of all files in a fixed order, with their names."""
+    content = Path(inspect.getsourcefile(function) or "").read_bytes()
+    for module in sources:
+        file = Path(module.__file__ or "")
+        files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+        for one in files:
+            content += f"\0{module.__name__}:{one.relative_to(file.parent)}\0".encode() + one.read_bytes()
+    return hashlib.sha256(content).hexdigest()[:12]

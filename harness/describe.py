@@ -56,7 +56,7 @@ class SuiteNotLoaded(UsageError):
 
 @dataclass(frozen=True)
 class Declared:
-    """What a suite says of itself, and the cases selected of it."""
+    """What a suite says of itself, and the cases selected of it, with the rounds of each implementation in each case."""
 
     suite: str
     version: str
@@ -67,6 +67,7 @@ class Declared:
     targets: tuple[str, ...]
     delta: Mapping[str, float]
     rounds: int
+    rounds_of: Sequence[Mapping[str, int]]
     axes: Sequence[str]
     device: str
     cases: Sequence[Case] = field(default_factory=list)
@@ -97,12 +98,17 @@ def declared(request: Request, source: Source | None = None) -> Declared:
 
 
 def plan_run(request: Request) -> Plan:
-    """A plan that varies the implementation over the installed code."""
+    """A plan that varies the implementation over the installed code. A number of rounds that was typed holds for all."""
     suite = declared(request)
     source = installed_source(suite.targets)
     baseline = suite.baseline if suite.baseline in suite.implementations else suite.implementations[0]
     sides = [Side(at, name, source, name == baseline) for at, name in enumerate(suite.implementations)]
-    return _plan(request, suite, sides, looks=1)
+    rounds = request.rounds or max(rounds for by_name in suite.rounds_of for rounds in by_name.values())
+    fewer = {
+        case.id: {name: own for name, own in by_name.items() if own == 0 or (own < rounds and request.rounds is None)}
+        for case, by_name in zip(suite.cases, suite.rounds_of, strict=True)
+    }
+    return replace(_plan(request, replace(suite, rounds=rounds), sides, looks=1), fewer_rounds=fewer)
 
 
 def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Sequence[Source]], looks: int = 2) -> Plan:

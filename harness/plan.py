@@ -12,6 +12,7 @@ from frostline.results.evidence import varying_axes
 from frostline.results.record import Case
 
 BLOCK_STEPS, BLOCK_NS, BLOCK_NS_AT_MOST = 10, 20e6, 200e6
+FORTH_NS = 600e6  # a cycle goes forth in this much at most, as far as steps allow: what drifts meanwhile does not cancel
 READING_NS = 100e3  # shorter steps are read several at a time: the clock itself costs tens of ns
 CYCLES_AT_LEAST, CYCLES_AT_MOST = 4, 10
 ROUND_NS = 2e9  # a round aims at this much measuring, within the bounds on its cycles
@@ -30,6 +31,7 @@ class Plan:
         delta, byte_tolerance: the smallest change worth a word, by metric: a fraction, or bytes.
         threads, seed, timeout_s: given to every process; the seed moves on with the round.
         selection: what the user asked for, for the record.
+        fewer_rounds: by case id and implementation, of a side that does not take part in all rounds of a look; 0: not at all.
     """
 
     suite: str
@@ -44,11 +46,17 @@ class Plan:
     seed: int = 0
     timeout_s: float = 600.0
     selection: Mapping[str, Any] = field(default_factory=dict)
+    fewer_rounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def baseline(self) -> Side:
         """The side that the others are judged against."""
         return next(side for side in self.sides if side.baseline)
+
+    def sides_of(self, case: Case, round_index: int = 0) -> list[Side]:
+        """The sides that take part in a round of a case; those of round 0 are all that are measured in it at all."""
+        fewer = self.fewer_rounds.get(case.id, {})
+        return [side for side in self.sides if round_index % self.rounds < fewer.get(side.implementation, self.rounds)]
 
     def name_of(self, case: Case) -> str:
         """What tells a case from the plan's others; all of its axes where it is the only one."""
@@ -85,10 +93,13 @@ def loops(step_ns: float) -> int:
     return max(1, math.ceil(READING_NS / step_ns))
 
 
-def block_steps(step_ns: float) -> int:
-    """Readings of `step_ns` each in a block: ten or 20 ms, whichever is more, but at most 200 ms, and at least one."""
+def block_steps(step_ns: float, sides: int = 1) -> int:
+    """Readings of `step_ns` each in a block: ten or 20 ms, whichever is more, but at most 200 ms, and at least one.
+
+    Where more than three sides share a round, at most a side's part of 600 ms.
+    """
     wanted = max(BLOCK_STEPS, math.ceil(BLOCK_NS / step_ns))
-    return max(1, min(wanted, int(BLOCK_NS_AT_MOST // step_ns)))
+    return max(1, min(wanted, int(min(BLOCK_NS_AT_MOST, FORTH_NS / sides) // step_ns)))
 
 
 def cycles(block_ns: Sequence[float]) -> int:

@@ -22,6 +22,7 @@ class Progress:
         self.console = console
         self._bar: Bar | None = None
         self._total = self._done = 0
+        self._work = self._worked = 0.0
         self._begun = 0.0
 
     def __enter__(self) -> Progress:
@@ -30,10 +31,14 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def begin(self, total: int, what: str) -> None:
-        """Start counting `total` parts of the same kind; a second call starts a new count."""
+    def begin(self, total: int, what: str, *, work: float | None = None) -> None:
+        """Start counting `total` parts; a second call starts a new count.
+
+        Parts that do not take equally long come with how much `work` all of them are, in any unit, and each with its own.
+        """
         self.end()
         self._total, self._done, self._begun = total, 0, time.monotonic()
+        self._work, self._worked = total if work is None else work, 0.0
         if self.console.is_terminal and total:
             columns = (
                 TextColumn("{task.description}", markup=False),
@@ -46,9 +51,10 @@ class Progress:
             self._bar.start()
             self._bar.refresh()
 
-    def step(self, label: str) -> None:
-        """One part is done."""
+    def step(self, label: str, *, work: float = 1.0) -> None:
+        """One part is done, which was so much of the work."""
         self._done += 1
+        self._worked += work
         left = self.time_left()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], advance=1, description=label, left=left)
@@ -70,8 +76,8 @@ class Progress:
             self._bar = None
 
     def time_left(self) -> str:
-        """An estimate from the mean time of the parts so far."""
+        """An estimate from the mean time of the work so far."""
         if self._done >= self._total:
             return "done"
-        seconds = (time.monotonic() - self._begun) / max(1, self._done) * (self._total - self._done)
+        seconds = (time.monotonic() - self._begun) / (self._worked or 1.0) * (self._work - self._worked)
         return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

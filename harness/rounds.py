@@ -163,7 +163,7 @@ def _probe(runs: Sequence[Run]) -> None:
 def _drive(runs: Sequence[Run]) -> None:
     """The cycles of a round. A side that fails drops out; the others go on."""
     live = [run for run in runs if run.live]
-    blocks = {id(run): _block(run.step_ns) for run in live}
+    blocks = {id(run): _block(run.step_ns, len(live)) for run in live}
     lengths = [blocks[id(run)]["steps"] * blocks[id(run)]["loops"] * run.step_ns for run in live]
     for cycle in range(cycles(lengths) if live else 0):
         for half, order in enumerate((live, live[::-1])):
@@ -175,9 +175,9 @@ def _drive(runs: Sequence[Run]) -> None:
         live = [run for run in live if run.live]
 
 
-def _block(step_ns: float) -> dict[str, int]:
+def _block(step_ns: float, sides: int) -> dict[str, int]:
     """The request for one block: every side's blocks last about as long, whatever its step takes."""
-    return {"loops": loops(step_ns), "steps": block_steps(step_ns * loops(step_ns))}
+    return {"loops": loops(step_ns), "steps": block_steps(step_ns * loops(step_ns), sides)}
 
 
 def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, **fields: Any) -> ProcessRecord:

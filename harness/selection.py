@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from frostline.harness.declare import Preset, Suite, Value
+from frostline.harness.declare import Preset, Share, Suite, Value
 from frostline.results.record import Case, UsageError
 
 BUNDLED = "frostline.suites"  # by name: no import of ours points from the harness to a suite
@@ -44,8 +44,9 @@ def load_suite(spec: str) -> Suite:
 
 
 def bundled_names() -> list[str]:
-    """The names of the suites that come with Frostline: one a file of `frostline.suites`."""
-    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(BUNDLED).__path__))
+    """The names of the suites that come with Frostline: one a file of `frostline.suites`. Its packages hold their parts."""
+    found = pkgutil.iter_modules(importlib.import_module(BUNDLED).__path__)
+    return sorted(module.name for module in found if not module.ispkg)
 
 
 def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
@@ -62,7 +63,7 @@ def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
         if axis not in suite.axes:
             meant = _did_you_mean(axis, list(suite.axes))
             raise UsageError(f"--set: {suite.name} has no axis {axis!r}{meant}; it has {', '.join(suite.axes)}")
-        known = [*suite.axes[axis], *preset.axes.get(axis, ())]
+        known = [*suite.axes[axis], *preset.axes.get(axis, ()), *suite.choices.get(axis, ())]
         chosen[axis] = [_parse(axis, value, known) for value in values.split(",")]
     cases = list(suite.cases(chosen))
     if not cases:
@@ -84,6 +85,22 @@ def choose_implementations(suite: Suite, asked: Sequence[str], preset: Preset) -
             )
     wanted = asked or preset.implementations or suite.implementations
     return [name for name in suite.implementations if name in wanted]
+
+
+def rounds_of(
+    preset: Preset, cases: Sequence[Case], implementations: Sequence[str], settings: Sequence[str], *, asked: bool
+) -> list[dict[str, int]]:
+    """For each case the rounds of every implementation: the preset's, less by its shares. 0 leaves an implementation out.
+
+    An axis that was set, and implementations that were asked for by name, are not left out: what is typed is meant.
+    """
+    free = [setting.partition("=")[0] for setting in settings]
+    shares = {name: preset.shares.get(name, Share()) for name in implementations}
+
+    def rounds(share: Share, case: Case) -> int:
+        return (share.rounds or preset.rounds) if asked or share.includes(case.params, free) else 0
+
+    return [{name: rounds(share, case) for name, share in shares.items()} for case in cases]
 
 
 def default_preset(suite: Suite, device: str) -> Preset:

@@ -79,10 +79,11 @@ def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> l
     with ExitStack() as stack, progress:
         progress.begin(len(plan.cases), "predicting")
         for case in plan.cases:
-            for side in plan.sides:
+            sides = plan.sides_of(case)
+            for side in sides:
                 if side.position not in processes:
                     processes[side.position] = stack.enter_context(start(side, plan, 0))
-            runs = [Run(side, processes[side.position]) for side in plan.sides]
+            runs = [Run(side, processes[side.position]) for side in sides]
             tell_all(runs, plan, case, "predict")
             for run in runs:
                 run.prove()
@@ -120,8 +121,11 @@ class _State:
         if item.status in LEFT_OUT or (item.attempt > 0 and item.status is not Status.OK):
             self.out.add(key)
 
-    def sides(self, plan: Plan, case: Case) -> list[Side]:
-        return [side for side in plan.sides if (case.id, side.position) not in self.out]
+    def sides(self, plan: Plan, case: Case, round_index: int) -> list[Side]:
+        return [side for side in plan.sides_of(case, round_index) if (case.id, side.position) not in self.out]
+
+    def unverified(self, plan: Plan, case: Case) -> list[Side]:
+        return [side for side in plan.sides_of(case) if (case.id, side.position) not in self.verified]
 
     def interleave(self, case: Case) -> Interleave:
         return Interleave.PROCESS if case.id in self.in_turn else Interleave.BLOCK
@@ -156,11 +160,10 @@ class _Keeper:
 
 def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> None:
     """Check every side once per case, in a process of its own, before any of its times are taken."""
-    todo = [case for case in plan.cases if any((case.id, side.position) not in state.verified for side in plan.sides)]
+    todo = [case for case in plan.cases if state.unverified(plan, case)]
     progress.begin(len(todo), "checking outputs")
     for case in todo:
-        sides = [side for side in plan.sides if (case.id, side.position) not in state.verified]
-        runs = run_beside(plan, case, sides, "verify")
+        runs = run_beside(plan, case, state.unverified(plan, case), "verify")
         crowded = [run for run in runs if run.status is Status.OOM and len(runs) > 1]
         keeper.keep(case, -1, crowded, role=Role.VERIFY, counted=False)
         runs = [run for run in runs if run not in crowded] + [run_alone(plan, case, run.side, "verify") for run in crowded]
@@ -184,13 +187,14 @@ def _judge_outputs(run: Run) -> list[Verification]:
 def _measure_look(plan: Plan, state: _State, keeper: _Keeper, progress: Progress, look: int, case_ids: Collection[str]) -> None:
     """The rounds of one look that are not stored yet."""
     pending = list(plan.pending(look, state.done, case_ids))
-    progress.begin(len(pending), "measuring")
-    for case, round_index in pending:
-        sides = state.sides(plan, case)
+    work = [len(state.sides(plan, case, round_index)) for case, round_index in pending]  # a round lasts as its sides are many
+    progress.begin(len(pending), "measuring", work=sum(work))
+    for (case, round_index), expected in zip(pending, work, strict=True):
+        sides = state.sides(plan, case, round_index)
         if sides:
             for item in _one_round(plan, state, keeper, case, round_index, sides):
                 state.learn(item)
-        progress.step(f"round {round_index + 1} of {plan.name_of(case)}")
+        progress.step(f"round {round_index + 1} of {plan.name_of(case)}", work=expected)
 
 
 def _one_round(

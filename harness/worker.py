@@ -58,18 +58,22 @@ class Worker:
         suite = self._load(request)
         device = request.get("device") or self._default_device()
         preset = suite.preset(request["preset"]) if request.get("preset") else selection.default_preset(suite, device)
+        asked, settings = request.get("implementations") or [], request.get("settings") or []
+        implementations = selection.choose_implementations(suite, asked, preset)
+        cases = selection.select(suite, preset, settings)
         return {
             "suite": suite.name,
             "version": suite.version,
             "baseline": suite.baseline,
             "compared": suite.compared,
             "all_implementations": list(suite.implementations),
-            "implementations": selection.choose_implementations(suite, request.get("implementations") or [], preset),
+            "implementations": implementations,
             "targets": list(suite.targets),
             "delta": dict(suite.delta),
             "rounds": preset.rounds,
             "axes": list(suite.axes),
-            "cases": [dict(case.params) for case in selection.select(suite, preset, request.get("settings") or [])],
+            "rounds_of": selection.rounds_of(preset, cases, implementations, settings, asked=bool(asked)),
+            "cases": [dict(case.params) for case in cases],
             "device": device,
         }
 

@@ -96,6 +96,12 @@ class Evidence:
             places.setdefault((ratio.case_id, ratio.metric, ratio.position), []).append(ratio)
         return places
 
+    def takes_part(self, case_id: str, position: int) -> bool:
+        """Whether the session's plan measures a side in a case: a preset may leave it out of some."""
+        (implementation,) = (side.implementation for side in self.sides if side.position == position)
+        fewer: Mapping[str, Mapping[str, int]] = self.session.plan.get("fewer_rounds", {})
+        return fewer.get(case_id, {}).get(implementation) != 0
+
     def records(self, case_id: str, position: int, role: Role) -> list[ProcessRecord]:
         """The counted processes of one role of a side on a case, in the order they were stored."""
         return [record for record in self._by_place.get((case_id, position), ()) if record.role is role]

@@ -86,13 +86,15 @@ def judge_session(evidence: Evidence, thresholds: Thresholds | None = None) -> l
     """Judge every other side of a session against its baseline: measured figures, then the cost model's where there are any.
 
     Where a side or the baseline failed, each metric that the other has gets the verdict (`step_time` when neither has any),
-    so that nothing asked for goes without an answer. Verdicts come by case, side, role and metric.
+    so that nothing asked for goes without an answer; a side that the plan leaves out of a case gets none. Verdicts come by
+    case, side, role and metric.
     """
     baseline, given = evidence.baseline, thresholds or Thresholds()
     return [
         verdict
         for case in evidence.cases
         for side in evidence.others
+        if evidence.takes_part(case.id, side.position)
         for verdict in _judge_pair((evidence, side, case), (evidence, baseline, case), given)
     ]
 

@@ -25,7 +25,12 @@ def a_plan(**fields):
     [(0.01, 2000), (1.0, 20), (2.0, 10), (5.0, 10), (20.0, 10), (21.0, 9), (100.0, 2), (150.0, 1), (900.0, 1)],
 )
 def test_a_block_is_ten_steps_or_20_ms_but_at_most_200_ms(step_ms, steps):
-    assert block_steps(step_ms * 1e6) == steps
+    assert block_steps(step_ms * 1e6) == steps == block_steps(step_ms * 1e6, sides=3)
+
+
+@pytest.mark.parametrize(("step_ms", "steps"), [(0.01, 2000), (1.0, 20), (2.0, 10), (28.0, 3), (43.0, 1), (265.0, 1)])
+def test_with_seven_sides_a_block_is_a_seventh_of_600_ms_at_most(step_ms, steps):
+    assert block_steps(step_ms * 1e6, sides=7) == steps
 
 
 def test_a_short_step_is_read_several_at_a_time():
@@ -54,7 +59,13 @@ def test_what_is_stored_is_not_measured_again():
     assert [(case.params["n"], at) for case, at in plan.pending(0, done, [case.id for case in CASES])] == [(2, 0), (1, 1)]
 
 
+def test_a_side_takes_part_in_the_first_rounds_of_each_look():
+    plan = a_plan(looks=2, fewer_rounds={CASES[0].id: {"new": 1}, CASES[1].id: {"new": 0}})
+    sides = [[[side.implementation for side in plan.sides_of(case, at)] for at in range(4)] for case in CASES]
+    assert sides == [[["old", "new"], ["old"]] * 2, [["old"]] * 4]
+
+
 def test_a_plan_survives_the_store():
-    plan = a_plan(looks=2, selection={"preset": "small", "settings": []})
+    plan = a_plan(looks=2, selection={"preset": "small", "settings": []}, fewer_rounds={CASES[0].id: {"new": 1}})
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert plan.baseline.implementation == "old"

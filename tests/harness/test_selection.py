@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frostline.harness import Preset, selection, suite
+from frostline.harness import Preset, Share, selection, suite
 from frostline.results.record import UsageError
 
 TWO_SUITES = """
@@ -133,3 +133,47 @@ def test_a_declaration_that_cannot_be_is_refused_at_once():
         @suite(axes={"n": "abc"})
         def wrong_again(implementation, device, *, n):
             return lambda: None
+
+
+def test_shares_are_of_implementations_and_leave_the_baseline_alone():
+    for shares, said in (
+        ({"three": Share(1)}, "preset 'small': shares: 'three' is no implementation"),
+        ({"one": Share(1)}, "'one' is the baseline, which takes part in everything"),
+        ({"two": Share(7)}, "'two' takes 1 to 6 rounds, got 7"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            suite(implementations=["one", "two"], presets={"small": Preset(rounds=6, shares=shares)})(lambda _i, _d: None)
+
+
+def test_a_word_that_no_preset_uses_is_a_choice():
+    @suite(axes={"loss": ["dapo"]}, choices={"loss": ["dapo", "grpo"]})
+    def choosy(implementation, device, *, loss):
+        return lambda: loss
+
+    assert params(selection.select(choosy, Preset(), ["loss=grpo"])) == [("grpo",)]
+    with pytest.raises(UsageError, match="loss takes dapo, grpo, got 'ppo'"):
+        selection.select(choosy, Preset(), ["loss=ppo"])
+
+
+PARTED = """
+from frostline.harness import suite
+import the_parts
+
+@suite(sources=[the_parts])
+def parted(implementation, device):
+    return lambda: None
+"""
+
+
+def test_the_version_follows_every_source(tmp_path: Path, monkeypatch):
+    """A change in any file that decides what is measured is another version; the files' names count as well."""
+    parts, file = tmp_path / "parts" / "the_parts", tmp_path / "bench.py"
+    parts.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(parts.parent))
+    versions = []
+    for changed, text in (("__init__", ""), ("one", "a = 1"), ("one", "a = 2"), ("two", "a = 2"), ("", PARTED + "#")):
+        (parts / f"{changed}.py" if changed else file).write_text(text)
+        if not file.exists():
+            file.write_text(PARTED)
+        versions += [selection.load_suite(str(file)).version for _ in range(2)]
+    assert versions[::2] == versions[1::2] and len(set(versions)) == 5

@@ -12,6 +12,7 @@ from rich.console import Console
 from frostline.harness import session as sessions
 from frostline.harness.describe import Request, plan_run
 from frostline.harness.device import hold_session
+from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
 from frostline.results.record import Interleave, Outcome, Role, Status, UsageError
 from frostline.results.store import Store
@@ -215,6 +216,90 @@ def test_an_interrupted_session_keeps_what_it_has_and_is_finished_later(measured
     assert before < {item.id for item in one.records()}
     assert sorted(item.round for item in one.records(position=0)) == [0, 1, 2, 3]
     assert len(one.records(Role.VERIFY)) == 2
+
+
+SHARED = """
+import time
+from frostline.harness import Preset, Share, suite
+
+@suite(
+    axes={"n": [1, 2]},
+    implementations=["one", "two", "slow"],
+    presets={"small": Preset(rounds=3, shares={"two": Share(2), "slow": Share(1, {"n": [1]})})},
+)
+def shared(implementation, device, *, n):
+    return lambda: time.sleep(0.001)
+"""
+
+
+class Shared(Measured):
+    """One session of a suite whose sides take part in different shares of it."""
+
+    def __init__(self, folder, **fields):
+        super().__init__(folder)
+        self.file.write_text(SHARED)
+        self.plan = plan_run(Request(str(self.file), **fields))
+        self.session = sessions.open_session(self.plan, self.store, "test", {})
+
+    def counted(self):
+        """How many rounds of each side, by case."""
+        sides = range(len(self.plan.sides))
+        return [
+            [len([item for item in self.records(position=at) if item.case_id == case.id]) for at in sides]
+            for case in self.plan.cases
+        ]
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    monkeypatch.setattr("frostline.harness.plan.ROUND_NS", 1e8)
+    return lambda **fields: Shared(tmp_path, **fields)
+
+
+def test_a_side_takes_part_in_its_share_and_is_missed_nowhere_else(shared):
+    done = shared().go()
+    assert done.counted() == [[3, 2, 1], [3, 2, 0]]
+    assert {item.status for item in done.records()} == {Status.OK}
+    assert [len(done.records(Role.VERIFY, position=at)) for at in range(3)] == [2, 2, 1]
+    judged = {(verdict.case_id, verdict.position) for verdict in done.verdicts}
+    first, second = done.plan.cases
+    assert judged == {(first.id, 1), (first.id, 2), (second.id, 1)}
+
+
+@pytest.mark.parametrize(
+    ("typed", "fewer"),
+    [
+        ({}, [{"two": 2, "slow": 1}, {"two": 2, "slow": 0}]),
+        ({"rounds": 2}, [{}, {"slow": 0}]),
+        ({"settings": ["n=1,3"]}, [{"two": 2, "slow": 1}] * 2),
+        ({"implementations": ["one", "slow"]}, [{"slow": 1}] * 2),
+    ],
+    ids=["nothing", "rounds", "an axis", "implementations"],
+)
+def test_what_is_typed_is_meant(shared, typed, fewer):
+    plan = shared(**typed).plan
+    assert [plan.fewer_rounds[case.id] for case in plan.cases] == fewer
+
+
+def test_a_share_is_finished_after_an_interruption(shared, monkeypatch):
+    one = shared()
+    real, calls = sessions.measure_round, itertools.count()
+
+    def interrupted(*arguments):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(sessions, "measure_round", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.go()
+    assert one.counted() == [[2, 2, 1], [1, 1, 0]]
+    monkeypatch.setattr(sessions, "measure_round", real)
+    one.plan = Plan.from_json(one.store.session(one.session.id).plan)
+    assert one.go().counted() == [[3, 2, 1], [3, 2, 0]]
+    rounds = next(calls)
+    one.go()
+    assert next(calls) == rounds + 1, "nothing is left to be measured"
 
 
 def test_progress_tells_the_time_left(measured):
