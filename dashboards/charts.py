@@ -1,12 +1,13 @@
-"""The memory crossover chart: peak memory over the sequence length, one line a side, one panel a value of another axis.
+"""The crossover charts: peak memory or step time over the sequence length, a line for each side, a panel for each head.
 
-What it shows is worked out in `frostline.results.crossover`; here it is drawn. Between two points a line is straight in the
-length, as the crossings were interpolated, and so a curve over the logarithmic axis: a crossing lies where the lines cross.
+What they show is worked out in `frostline.results.crossover` and `lines`; here it is drawn. Between two points a line is
+straight in the length, as the crossings were interpolated, and so a curve over the logarithmic axis: a crossing lies where the
+drawn lines cross. Memory is drawn as measured and as predicted, time only as measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from matplotlib.figure import Figure
 
 from frostline.dashboards import theme
 from frostline.dashboards.frame import Frame, Scale
-from frostline.dashboards.panel import Drawing, crown_rows, every_x, names_at_the_right
-from frostline.results.crossover import Panel, load_panels
-from frostline.results.evidence import Evidence
-from frostline.results.record import Role
+from frostline.dashboards.panel import Drawing, bars, crown_rows, every_x, names_at_the_right
+from frostline.results.crossover import Panel, Samples, load_panels
+from frostline.results.evidence import Evidence, side_names
+from frostline.results.lines import together
+from frostline.results.record import PEAK_ALLOCATED, STEP_TIME, Kind, Role, UsageError
 
 
 @dataclass(frozen=True)
@@ -28,42 +30,97 @@ class Picture:
     sentences: Sequence[str]
 
 
-def crossover_pictures(sessions: Sequence[tuple[Evidence, Role]], folder: Path, against: str | None = None) -> list[Picture]:
-    """Draw sessions of measured and of predicted figures: one picture where both are of the same cases, else one of each.
+@dataclass(frozen=True)
+class _Subject:
+    """A metric that a crossover chart can show: how its axis and title call it, what its file and caption add."""
+
+    axis: str
+    suffix: str
+    note: str
+
+
+_SUBJECTS: Mapping[str, _Subject] = {
+    PEAK_ALLOCATED.name: _Subject("Peak memory", "", "one forward and backward, inputs and weights included"),
+    STEP_TIME.name: _Subject("Step time", "-time", "one forward and backward; bars: ± half the interquartile range"),
+}
+METRICS = tuple(_SUBJECTS)
+
+
+def crossover_pictures(
+    sessions: Sequence[tuple[Evidence, Role]],
+    folder: Path,
+    against: str | None = None,
+    *,
+    metrics: Sequence[str] = METRICS,
+    samples: Samples | None = None,
+) -> list[Picture]:
+    """Draw measured and predicted sessions: one picture for each metric where both are of the same sizes, else one of each.
 
     Args:
         sessions: each with the role of the figures to draw; all of one suite with the axes `seq_len` and `lm_head`.
-        folder: where the pictures go: `crossover.png`, or `crossover-predicted.png` and `crossover-measured.png`.
-        against: the side that the others are compared with; None: the session's baseline.
+        folder: where the pictures go: `crossover.png` (or `crossover-predicted.png` and `crossover-measured.png`) for memory,
+            `crossover-time.png` for times.
+        against: the side that the others are compared with; None: `torch` where it is one of them, else the session's baseline.
+        metrics: `peak_allocated`, `step_time` or both. Times are not predicted: only measured sessions have them.
+        samples: gives the samples of a process by its id (`Store.samples`), for the spread of a time that one process measured.
 
     Raises:
-        UsageError: a session without such figures.
+        UsageError: a session without such figures, or a metric that is not drawn.
     """
+    for metric in metrics:
+        if metric not in _SUBJECTS:
+            raise UsageError(f"--metric: expected {' or '.join(METRICS)}, got {metric!r}")
     folder.mkdir(parents=True, exist_ok=True)
-    groups: dict[str, list[tuple[Evidence, Role]]] = {}
-    for evidence, role in sessions:
-        groups.setdefault(_sizes(evidence), []).append((evidence, role))
-    return [_picture(members, folder, against, alone=len(groups) == 1) for members in groups.values()]
+    pictures = []
+    for metric in metrics:
+        groups: dict[str, list[tuple[Evidence, Role]]] = {}
+        for evidence, role in sessions:
+            if role is Role.MEASURE or metric != STEP_TIME.name:
+                groups.setdefault(_sizes(evidence), []).append((evidence, role))
+        pictures += [_picture(metric, some, folder, against, samples, alone=len(groups) == 1) for some in groups.values()]
+    if not pictures:
+        raise UsageError("--metric: times are measured, not predicted, and none of these sessions measured any")
+    return pictures
 
 
-def _picture(members: Sequence[tuple[Evidence, Role]], folder: Path, against: str | None, *, alone: bool) -> Picture:
-    by_role = {role: load_panels(evidence, role=role, against=against) for evidence, role in members}
+def _picture(
+    metric: str,
+    members: Sequence[tuple[Evidence, Role]],
+    folder: Path,
+    against: str | None,
+    samples: Samples | None,
+    *,
+    alone: bool,
+) -> Picture:
+    subject = _SUBJECTS[metric]
+    by_role = {
+        role: load_panels(evidence, metric=metric, role=role, against=against or _torch(evidence), samples=samples)
+        for evidence, role in members
+    }
     panels = overlay(by_role.get(Role.MEASURE, []), by_role.get(Role.PREDICT, []))
     evidence, role = members[0]
     kind = "measured and predicted" if len(by_role) == 2 else "measured" if role is Role.MEASURE else "predicted"
-    path = folder / ("crossover.png" if alone else f"crossover-{kind}.png")
-    case = evidence.cases[0]
+    path = folder / f"crossover{subject.suffix}{'' if alone else f'-{kind}'}.png"
     where = f"measured on {evidence.machine.label}" if Role.MEASURE in by_role else "predicted by the cost model for a CUDA GPU"
     crossover_chart(
         panels,
         x_label="Sequence length (tokens)",
-        y_label="Peak memory",
-        title=f"{case.suite}: peak memory over sequence length, {kind}",
+        y_label=subject.axis,
+        title=f"{evidence.cases[0].suite}: {subject.axis.lower()} over sequence length, {kind}",
         path=path,
-        caption=f"{_sizes(evidence)}; {where}; one forward and backward, inputs and weights included",
+        caption=f"{_sizes(evidence)}; {where}; {subject.note}",
     )
-    sentences = [f"{panel.title} ({kind}): {one.sentence}" for panel in panels for one in panel.comparisons]
+    sentences = [f"{panel.title} ({kind}): {said}" for panel in panels for said in _said(panel)]
     return Picture(path, sentences)
+
+
+def _said(panel: Panel) -> list[str]:
+    return [*(comparison.sentence for comparison in panel.comparisons), *panel.absent]
+
+
+def _torch(evidence: Evidence) -> str | None:
+    """What a reader compares with first, where the session has it."""
+    return "torch" if "torch" in side_names(evidence.sides).values() else None
 
 
 def _sizes(evidence: Evidence) -> str:
@@ -89,13 +146,13 @@ def crossover_chart(
     Args:
         panels: at least one; the sentences of their comparisons and their remarks stand under their titles.
         x_label: what x is, with its unit: `Sequence length (tokens)`.
-        y_label: what the values are; their unit (they are bytes) is put behind it.
+        y_label: what the values are; their unit is put behind it. All are bytes, or all are ns (drawn as ms).
         title: the chart's own.
         path: a PNG, 1200 pixels wide, or what the suffix asks for (`.svg`, `.pdf`).
         caption: a sentence below: machine, dtype, sizes, measured or predicted.
 
     Raises:
-        ValueError: no panels, an x that is not positive, or a suffix that is no picture's.
+        ValueError: no panels, an x that is not positive, lines of bytes and of times, or a suffix that is no picture's.
     """
     with theme.applied():
         figure = draw_crossover(panels, x_label=x_label, y_label=y_label, title=title, caption=caption)
@@ -109,9 +166,14 @@ def draw_crossover(panels: Sequence[Panel], *, x_label: str, y_label: str, title
     lines = [line for panel in panels for line in panel.lines]
     if any(x <= 0 for line in lines for x in every_x(line)):
         raise ValueError("a crossover chart needs positive x: its axis is logarithmic")
+    kinds = {line.metric.kind for line in lines}
+    if len(kinds) > 1:
+        raise ValueError(f"a crossover chart shows one kind of metric, got {' and '.join(sorted(kinds))}")
     looks = theme.looks(line.label for line in lines)
+    ends = [end for line in lines for bar in bars(line) for _, end in bar]
     scale = Scale.of(
-        [value for line in lines for value in line.values],
+        [*(value for line in lines for value in line.values), *ends],
+        timed=kinds == {Kind.TIMING},
         crowns=max((row + 1 for panel in panels for row in crown_rows(panel).values()), default=0),
     )
     frame = Frame(
@@ -131,4 +193,4 @@ def draw_crossover(panels: Sequence[Panel], *, x_label: str, y_label: str, title
 
 
 def _notes(panel: Panel) -> list[str]:
-    return [*(comparison.sentence for comparison in panel.comparisons), *panel.remarks]
+    return [*together(panel.comparisons), *panel.remarks]

@@ -1,4 +1,4 @@
-"""What stands around the data: the scale of the peaks, the figure's layout, its title, headings, axes' labels and caption.
+"""What stands around the data: the scale of the values, the figure's layout, its title, headings, axes' labels and caption.
 
 The layout is worked out from the size of the texts that it must hold, so that nothing is clipped however long the names are:
 texts are measured first, and the axes get what is left of a fixed width.
@@ -27,8 +27,10 @@ WIDTH = 1200  # pixels
 _AXES_HEIGHT = 420
 _EDGE = 24
 _GUTTER = 42  # pixels between the end of a line and the next panel, beside its name
+_COLUMN_GAP = 26  # pixels between the sentences of neighbouring panels
 _FEW = 9  # lengths that may each get a tick
 _LOG_FROM = 40.0  # the largest peak over the smallest from which a scale from zero would flatten the small ones
+_TIMES_LOG_FROM = 8.0  # times are as good as proportional to the length: nothing lifts the short ones off the axis
 
 
 def plain_length(length: float) -> str:
@@ -41,10 +43,10 @@ def plain_length(length: float) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """The axis of the peaks: from `low` to `high` bytes, labelled in `unit`s of `factor` bytes.
+    """The axis of the values: from `low` to `high`, labelled in `unit`s of `factor` stored units (bytes, or ns).
 
-    It starts at zero, or is logarithmic where the peaks differ by more than a factor of 40. Its top holds `crowns` rows for the
-    lines that end out of memory.
+    It starts at zero, or is logarithmic where that would flatten the small ones. Its top holds `crowns` rows for the lines that
+    end out of memory. Times are in ms throughout; bytes on a logarithmic axis have a unit at each tick.
     """
 
     low: float
@@ -55,14 +57,14 @@ class Scale:
     crowns: int
 
     @staticmethod
-    def of(peaks: Sequence[float], crowns: int = 0) -> Scale:
-        """The scale that holds these peaks (bytes)."""
-        most = max(peaks, default=2.0**30)
-        least = min(peaks, default=most)
-        factor, unit = human_scale(most, "B")
-        room = 1 - Scale._row(crowns) if crowns else 0.93  # the share of the height that the peaks get
-        if least > 0 and most / least > _LOG_FROM:
-            low = 2.0 ** math.floor(math.log2(least))
+    def of(values: Sequence[float], crowns: int = 0, *, timed: bool = False) -> Scale:
+        """The scale that holds these values: bytes, or with `timed` ns."""
+        most = max(values, default=2.0**30)
+        least = min(values, default=most)
+        factor, unit = (1e6, "ms") if timed else human_scale(most, "B")
+        room = 1 - Scale._row(crowns) if crowns else 0.93  # the share of the height that the values get
+        if least > 0 and most / least > (_TIMES_LOG_FROM if timed else _LOG_FROM):
+            low = least / 1.15 if timed else 2.0 ** math.floor(math.log2(least))
             return Scale(low, low * (most / low) ** (1 / room), True, factor, unit, crowns)
         return Scale(0.0, most / room, False, factor, unit, crowns)
 
@@ -72,12 +74,18 @@ class Scale:
         return 0.035 + 0.085 * index
 
     def crown(self, index: int) -> float:
-        """The height, in bytes, of the mark of the line that is `index` from the top."""
+        """The height, in stored units, of the mark of the line that is `index` from the top."""
         share = 1 - self._row(index)
         return self.low * (self.high / self.low) ** share if self.logarithmic else self.low + share * (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """At most seven round values: multiples of 1, 2 or 5 times a power of ten units, or powers of two."""
+        """At most nine round values: multiples of 1, 2 or 5 times a power of ten units, or for bytes powers of two."""
+        if self.logarithmic and self._timed:
+            powers = [10.0**power for power in range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)))]
+            fine = [multiple * power for power in powers for multiple in (1, 2, 5)]
+            within = [tick for tick in fine if self.low <= tick <= self.high]
+            whole = [power for power in powers if self.low <= power]
+            return within if len(within) <= 9 else whole[:: math.ceil(len(whole) / 9)]
         if self.logarithmic:
             first, last = math.ceil(math.log2(self.low)), math.floor(math.log2(self.high))
             stride = max(1, math.ceil((last - first + 1) / 7))
@@ -88,20 +96,25 @@ class Scale:
         return [index * step * self.factor for index in range(int(top / step + 1e-9) + 1)]
 
     def labels(self) -> list[str]:
-        """What stands at the ticks: plain numbers of the unit, and on a logarithmic axis each with a unit of its own."""
-        if self.logarithmic:
+        """What stands at the ticks: plain numbers of the unit, or bytes each with a unit of its own."""
+        if self.logarithmic and not self._timed:
             return [f"{tick / factor:g} {unit}" for tick in self.ticks() for factor, unit in [human_scale(tick, "B")]]
-        return [f"{tick / self.factor:g}" for tick in self.ticks()]
+        return [f"{tick / self.factor:,.6g}" for tick in self.ticks()]
 
     def apply(self, axes: Axes, label: str, *, labelled: bool) -> None:
         """Set the axis up; one that is not labelled keeps its rules and leaves the figures to its neighbour."""
         if self.logarithmic:
-            axes.set_yscale("log", base=2)
+            axes.set_yscale("log")
         axes.set_ylim(self.low, self.high)
         axes.set_yticks(self.ticks(), self.labels() if labelled else [""] * len(self.ticks()))
         axes.yaxis.set_minor_locator(NullLocator())
         if labelled:
-            axes.set_ylabel(label if self.logarithmic else f"{label} ({self.unit})", labelpad=8)
+            unit = "" if self.logarithmic and not self._timed else f" ({self.unit})"
+            axes.set_ylabel(f"{label}{unit}", labelpad=8)
+
+    @property
+    def _timed(self) -> bool:
+        return self.unit == "ms"
 
 
 class Frame:
@@ -128,33 +141,33 @@ class Frame:
     ) -> None:
         self.figure = Figure(figsize=(WIDTH / theme.DPI, 1))
         self._renderer = FigureCanvasAgg(self.figure).get_renderer()
-        left = _EDGE + 42 + max(self._size(tick, size=8.5)[0] for tick in ticks)
+        left = _EDGE + 42 + max(self._size(tick, size=theme.TICK)[0] for tick in ticks)
         self._gutters = [
             max((self._size(name, weight="bold")[0] for name in panel), default=0.0) + _GUTTER for panel in gutters
         ]
         self._width = (WIDTH - left - _EDGE - sum(self._gutters)) / len(headings)
         self._lefts = [left + place * self._width + sum(self._gutters[:place]) for place in range(len(headings))]
         whole = WIDTH - 2 * _EDGE
-        titles = self._wrapped(title, whole, size=12.5, weight="bold")
-        captions = self._wrapped(caption, whole, size=7.5)
+        titles = self._wrapped(title, whole, size=theme.TITLE, weight="bold")
+        captions = self._wrapped(caption, whole, size=theme.CAPTION)
         columns = [
             (
-                self._wrapped(heading, self._width + gutter, size=10, weight="bold"),
-                self._notes(notes, self._width + gutter - 12),
+                self._wrapped(heading, self._width + gutter - _COLUMN_GAP, size=theme.HEADING, weight="bold"),
+                self._notes(notes, self._width + gutter - _COLUMN_GAP),
             )
             for (heading, notes), gutter in zip(headings, self._gutters, strict=True)
         ]
-        row, small = self._size("Ag")[1] * 1.45, self._size("Ag", size=7.5)[1] * 1.45
+        row, small = self._size("Ag")[1] * 1.45, self._size("Ag", size=theme.CAPTION)[1] * 1.45
         self._bottom = _EDGE + small * len(captions) + 92
         heading_top = self._bottom + _AXES_HEIGHT + 18 + row * max(len(first) + len(rest) for first, rest in columns)
         title_top = heading_top + 22 + row * 1.35 * len(titles) + (row if key else 0)
         self._height = title_top + _EDGE * 0.6
         self.figure.set_size_inches(WIDTH / theme.DPI, self._height / theme.DPI)
-        self._lines(titles, _EDGE, title_top, row * 1.35, size=12.5, weight="bold")
+        self._lines(titles, _EDGE, title_top, row * 1.35, size=theme.TITLE, weight="bold")
         for (first, rest), x in zip(columns, self._lefts, strict=True):
-            self._lines(first, x, heading_top, row, size=10, weight="bold")
+            self._lines(first, x, heading_top, row, size=theme.HEADING, weight="bold")
             self._lines(rest, x, heading_top - row * len(first), row, color=theme.MUTED)
-        self._lines(captions, _EDGE, _EDGE * 0.7 + small * len(captions), small, size=7.5, color=theme.MUTED)
+        self._lines(captions, _EDGE, _EDGE * 0.7 + small * len(captions), small, size=theme.CAPTION, color=theme.MUTED)
         if key:
             self._key(title_top - row * 1.35 * len(titles))
 
@@ -186,7 +199,7 @@ class Frame:
 
     def _uncrowded(self, lengths: Sequence[float], octave: float) -> list[float]:
         """Every length, or every second, third, ... counted from the largest, so that their labels keep apart."""
-        half = {length: self._size(plain_length(length), size=8.5)[0] / 2 + 5 for length in lengths}
+        half = {length: self._size(plain_length(length), size=theme.TICK)[0] / 2 + 5 for length in lengths}
         for stride in range(1, len(lengths) + 1):
             shown = list(lengths[::-1][::stride][::-1])
             if all(math.log2(b / a) * octave >= half[a] + half[b] for a, b in pairwise(shown)):
@@ -209,7 +222,7 @@ class Frame:
             borderpad=0,
             borderaxespad=0,
             handlelength=3,
-            fontsize=8.5,
+            fontsize=theme.TICK,
         )
 
     def _lines(self, rows: Sequence[str], x: float, top: float, step: float, **style: Any) -> None:

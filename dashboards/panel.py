@@ -13,8 +13,9 @@ from matplotlib.transforms import IdentityTransform
 
 from frostline.dashboards import theme
 from frostline.dashboards.frame import Scale, box_of
-from frostline.dashboards.placement import Box, Point, Segment, beside, spread
-from frostline.results.crossover import Crossing, Panel, Series
+from frostline.dashboards.placement import Box, Point, Segment, beside, beside_if_free, spread
+from frostline.results.crossover import Panel
+from frostline.results.lines import Crossing, Series
 
 _OUT_OF_MEMORY = "OOM"
 _DOTTED = (0, (1, 2))
@@ -26,6 +27,12 @@ _HALO = 3  # pixels that stay free between two names
 def every_x(line: Series) -> list[float]:
     """Every x at which something is drawn, the end without memory included; rising."""
     return [*line.xs, *([] if line.oom_at is None else [line.oom_at])]
+
+
+def bars(line: Series) -> list[tuple[Point, Point]]:
+    """For each value with a known spread the ends of its bar: spread below (but never at zero) and spread above."""
+    spread_out = zip(line.xs, line.values, line.spreads or [0.0] * len(line.xs), strict=True)
+    return [((x, max(value - by, value / 10)), (x, value + by)) for x, value, by in spread_out if by > 0]
 
 
 def names_at_the_right(panel: Panel) -> list[str]:
@@ -82,12 +89,14 @@ class Drawing:
         self._find_ends()
         self._names()
         for crossing in {crossing.text: crossing for crossing in reversed(crossings)}.values():  # one text for one place
-            rivals = [self._pixels((other.x, other.value)) for other in crossings if other is not crossing]
-            self._beside(crossing.text, (crossing.x, crossing.value), theme.INK, rivals=rivals)
+            rivals = [self._pixels((other.x, other.value)) for other in crossings if other.text != crossing.text]
+            self._mark(crossing, rivals)
 
     def _curve(self, line: Series) -> None:
         look = self.looks[line.label]
         points = _curved(line)
+        for bottom, top in bars(line):
+            self._plot([bottom, top], color=look.colour, marker="_", markersize=5, linewidth=1, zorder=3.5)
         self._plot(points, color=look.colour, zorder=3, **(theme.PREDICTED_LINE if line.predicted else theme.MEASURED_LINE))
         markers = theme.PREDICTED_MARKER if line.predicted else {"markerfacecolor": look.colour, **theme.MEASURED_MARKER}
         self.axes.plot(line.xs, line.values, color=look.colour, marker=look.marker, linestyle="none", zorder=4, **markers)
@@ -107,6 +116,16 @@ class Drawing:
         self.axes.plot(*at, marker="o", color=theme.INK, markerfacecolor="white", markersize=7, markeredgewidth=1.4, zorder=6)
         self._boxes.append(_around(self._pixels(at), 9))
 
+    def _mark(self, crossing: Crossing, rivals: Sequence[Point]) -> None:
+        """Say where a crossing lies, if that fits beside it; the sentences over the panel say so anyway."""
+        text = self._text(crossing.text, theme.INK)
+        at = self._pixels((crossing.x, crossing.value))
+        free = beside_if_free(at, _size(box_of(text, self.figure)), self.room, self._boxes, self._segments, rivals)
+        if free is None:
+            text.remove()
+        else:
+            self._move(text, free)
+
     def _find_ends(self) -> None:
         """A label's end is its last point: of its longest line, or the mark of having run out of memory."""
         values = [(line.label, (line.xs[-1], line.values[-1])) for line in self.panel.lines if line.xs]
@@ -120,10 +139,10 @@ class Drawing:
         self._name_at_the_right([label for label, (x, _) in self._ends.items() if x == last])
         for label, end in self._ends.items():
             if end[0] < last:
-                self._beside(self._name(label), end, self.looks[label].colour, sideways=True)
+                self._beside(self._name(label), end, self.looks[label].colour)
         for label, crown in self._crowns.items():
             if self._ends[label] != crown:  # the prediction goes on where the measurement ran out
-                self._beside(_OUT_OF_MEMORY, crown, self.looks[label].colour, sideways=True)
+                self._beside(_OUT_OF_MEMORY, crown, self.looks[label].colour)
 
     def _name_at_the_right(self, labels: Sequence[str]) -> None:
         texts = [self._text(self._name(label), self.looks[label].colour) for label in labels]
@@ -138,12 +157,10 @@ class Drawing:
     def _name(self, label: str) -> str:
         return f"{label}: {_OUT_OF_MEMORY}" if self._ends[label] == self._crowns.get(label) else label
 
-    def _beside(self, words: str, at: Point, colour: str, *, rivals: Sequence[Point] = (), sideways: bool = False) -> None:
+    def _beside(self, words: str, at: Point, colour: str) -> None:
         text = self._text(words, colour)
-        box = box_of(text, self.figure)
-        size = (box.right - box.left, box.top - box.bottom)
-        free = beside(self._pixels(at), size, self.room, self._boxes, self._segments, rivals=rivals, sideways=sideways)
-        self._move(text, free)
+        size = _size(box_of(text, self.figure))
+        self._move(text, beside(self._pixels(at), size, self.room, self._boxes, self._segments, sideways=True))
 
     def _text(self, words: str, colour: str) -> Text:
         pixels = IdentityTransform()
@@ -172,6 +189,10 @@ def _curved(line: Series) -> list[Point]:
     steps = [step / _STEPS for step in range(_STEPS)]
     between = [(x0 + (x1 - x0) * s, y0 + (y1 - y0) * s) for (x0, y0), (x1, y1) in pairwise(corners) for s in steps]
     return [*between, *corners[-1:]]
+
+
+def _size(box: Box) -> tuple[float, float]:
+    return box.right - box.left, box.top - box.bottom
 
 
 def _around(point: Point, by: float) -> Box:

@@ -98,6 +98,32 @@ def beside(
     line, and is not nearer to a rival (another point with a text of its own); failing that, the one with the least against it.
     At each distance the places above and below come first, or with `sideways` those to the right and the left.
     """
+    return _best(point, size, bounds, boxes, lines, rivals, sideways)[1]
+
+
+def beside_if_free(
+    point: Point,
+    size: tuple[float, float],
+    bounds: Box,
+    boxes: Iterable[Box],
+    lines: Iterable[Segment],
+    rivals: Sequence[Point],
+) -> Box | None:
+    """As `beside`, but None where no place near enough to be seen as the point's own is free."""
+    cost, box = _best(point, size, bounds, boxes, lines, rivals, sideways=False)
+    return box if cost == 0 and box.distance(point) <= _NEAR else None
+
+
+def _best(
+    point: Point,
+    size: tuple[float, float],
+    bounds: Box,
+    boxes: Iterable[Box],
+    lines: Iterable[Segment],
+    rivals: Sequence[Point],
+    sideways: bool,
+) -> tuple[float, Box]:
+    """The place with the least against it, and how much that is: 0 for a free one."""
     solid, drawn = list(boxes), list(lines)
     best = (math.inf, Box(bounds.left, bounds.top - size[1], bounds.left + size[0], bounds.top))
     for box in _around(point, size, _SIDEWAYS + _UPRIGHT if sideways else _UPRIGHT + _SIDEWAYS):
@@ -107,11 +133,13 @@ def beside(
         cost = 100.0 * sum(roomy.overlaps(other) for other in solid) + sum(roomy.cuts(line) for line in drawn)
         cost += 10.0 * any(box.distance(rival) < 1.25 * box.distance(point) for rival in rivals)
         if cost == 0:
-            return box
+            return cost, box
         if cost < best[0]:
             best = (cost, box)
-    return best[1]
+    return best
 
+
+_NEAR = 60.0  # pixels from a point to a text that is still seen as its own
 
 # As (across, up). The corners that a rising line leaves free come before the others, half-way shifts last.
 _SIDEWAYS = ((1.0, 0.0), (-1.0, 0.0))

@@ -18,7 +18,8 @@ from frostline.dashboards import theme
 from frostline.dashboards.charts import crossover_chart, draw_crossover, overlay
 from frostline.dashboards.frame import Scale, plain_length
 from frostline.dashboards.placement import Box
-from frostline.results.crossover import Panel, Series, compare_lines
+from frostline.results.crossover import Panel
+from frostline.results.lines import Series, compare_lines
 
 GIB = 2.0**30
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)

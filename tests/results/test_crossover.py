@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.results.crossover import Crossing, Series, compare_lines, find_crossings, load_panels
+from frostline.results.crossover import load_panels
 from frostline.results.evidence import Evidence
+from frostline.results.lines import Crossing, Series, compare_lines, find_crossings
 from frostline.results.record import Case, Role, Status, UsageError
 
 XS = (1024, 2048, 4096, 8192)
@@ -65,7 +66,7 @@ def test_lines_over_different_lengths_are_compared_where_both_are():
     long = Series("plain", (1024, 8192), (1, 8))
     assert [one.x for one in find_crossings(short, long)] == [pytest.approx(3072)]
     apart = compare_lines(Series("fused", (1,), (1,)), Series("plain", (2,), (1,)), "seq_len")
-    assert (apart.crossings, apart.sentence) == ([], "fused and plain share no seq_len that was measured")
+    assert (apart.crossings, apart.sentence) == ([], "fused shares no seq_len that was measured with plain")
 
 
 def test_running_out_of_memory_is_told():
