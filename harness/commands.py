@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frostline.harness import session as sessions
-from frostline.harness.checkout import find_project, git_source, merge_base, resolve, restore, state_of, worktree_source
+from frostline.harness.checkout import (
+    find_project,
+    git_source,
+    installed_source,
+    merge_base,
+    resolve,
+    restore,
+    state_of,
+    worktree_source,
+)
 from frostline.harness.describe import Request, plan_compare, plan_run
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
@@ -16,11 +25,13 @@ from frostline.harness.selection import bundled_names
 from frostline.harness.side import Source
 from frostline.results.crossover import load_panels
 from frostline.results.evidence import Evidence
+from frostline.results.noise import DETAIL as SELF_COMPARISON
 from frostline.results.policy import MERGE_BASE, Policy
 from frostline.results.record import NothingMeasured, Role, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
 
 CLOSER = 8  # halvings of a crossing's range: from a factor of 2 to one of 1.003 at most
+NOISE_SUITE = "noise"  # bundled: what `frostline doctor --noise` compares with itself
 TARGET = "cuda"  # what is predicted where nothing else is said: a laptop asks what a GPU would need
 
 
@@ -77,6 +88,23 @@ def comparison(request: Request, base: str | None, head: str | None, repo: Path,
         return [first, second]
 
     return plan_compare(request, sources)
+
+
+def measure_noise(
+    device: str | None, threads: int | None, rounds: int | None, store: Store, progress: Progress, command: str
+) -> Measured:
+    """Compare the installed code with itself, and store that as a self-comparison of this machine.
+
+    Raises:
+        UsageError: a device, threads or rounds that cannot be.
+        NothingMeasured: no process of it was ok.
+    """
+    where = device or ("cuda" if query_gpu(["name"]) else "cpu")  # the suite has no torch to ask before a step is built
+    preset = "small" if where == "cpu" else "paper"
+    request = Request(NOISE_SUITE, preset, rounds=rounds, device=where, threads=threads)
+    plan = plan_compare(request, lambda targets: [installed_source(targets)] * 2)
+    session = sessions.open_session(plan, store, command, {SELF_COMPARISON: True} | state_of(Path()))
+    return _finish(plan, session, store, progress)
 
 
 def resume(session_ref: str, store: Store, progress: Progress) -> Measured:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from frostline.results.noise import SelfComparison, latest_self_comparison
 from frostline.results.record import (
     METRICS,
     Case,
@@ -45,7 +46,10 @@ class Standing:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A session with its machine, sides, cases, processes (without samples) and rounds' ratios."""
+    """A session with its machine, sides, cases, processes (without samples) and rounds' ratios.
+
+    `noise` is the newest self-comparison of the machine that decided anything, whenever it was: it may be newer.
+    """
 
     session: Session
     machine: Machine
@@ -54,6 +58,7 @@ class Evidence:
     processes: Sequence[ProcessRecord]
     ratios: Sequence[RoundRatio] = ()
     metrics: Mapping[str, Metric] = field(default_factory=lambda: METRICS)
+    noise: SelfComparison | None = None
 
     @classmethod
     def load(cls, store: Store, ref: str = "last") -> Evidence:
@@ -67,7 +72,14 @@ class Evidence:
             processes=store.processes(session.id),
             ratios=store.ratios(session.id),
             metrics=store.metrics(),
+            noise=latest_self_comparison(store, session.machine_id, session.device),
         )
+
+    @property
+    def noise_mark(self) -> str:
+        """The line to print beside figures of a machine that is noisy; empty where it is not, or where nothing ran."""
+        ran = any(record.role is Role.MEASURE for record in self.processes)
+        return self.noise.mark if ran and self.noise is not None else ""
 
     @property
     def baseline(self) -> SideRecord:

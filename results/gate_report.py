@@ -18,6 +18,7 @@ def gate_markdown(result: GateResult, sessions: Sequence[Evidence]) -> str:
     notable = [item.verdict for item in result.items if item.weight is not Weight.PASSES]
     everything = [item.verdict for item in result.items]
     said = [f"### {result.sentences[0]}", *(result.sentences[1:] if not notable else [])]
+    said += dict.fromkeys(session.noise_mark for session in sessions if session.noise_mark and not notable)
     said += _tables(notable, sessions)
     folded = _tables(everything, sessions)
     if folded:

@@ -142,7 +142,7 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
             lines.append(f"{names[side.position]}: {side.detail['commit'][:12]}{changed} ({side.detail.get('subject', '')})")
     flagged = Counter(flag for one in verdicts for flag in one.flags)
     lines += [f"flag: {flag} ({count} verdict{'s' if count > 1 else ''})" for flag, count in flagged.items()]
-    return lines
+    return lines + ([evidence.noise_mark] if evidence.noise_mark else [])
 
 
 def _side_cells(
