@@ -161,12 +161,9 @@ class _Reader:
 
     def _missing(self, side: SideRecord, line: Series, cases: Sequence[Case]) -> tuple[list[str], str]:
         """A remark for the points of each other reason to be missing, or why the whole side is: it skipped every case."""
-        standings = [(case, self.evidence.standing(case.id, side.position, self.role)) for case in cases]
-        failed = [
-            (float(case.params[self.x]), standing)
-            for case, standing in standings
-            if standing.status not in (None, Status.OK, Status.OOM) and not (line.oom_at and case.params[self.x] > line.oom_at)
-        ]
+        end = float("inf") if line.oom_at is None else line.oom_at
+        standings = [(float(case.params[self.x]), self.evidence.standing(case.id, side.position, self.role)) for case in cases]
+        failed = [(x, one) for x, one in standings if one.status not in (None, Status.OK, Status.OOM) and x < end]
         if all(standing.status in (None, Status.SKIPPED) for _, standing in standings):
             return [], failed[0][1].reason if failed else ""
         at: dict[str, list[str]] = {}
