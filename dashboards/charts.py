@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from frostline.dashboards import theme
 from frostline.dashboards.frame import Frame, Scale
 from frostline.dashboards.panel import Drawing, bars, crown_rows, every_x, names_at_the_right
-from frostline.results.crossover import Panel, Samples, load_panels
-from frostline.results.evidence import Evidence, side_names
+from frostline.results.crossover import Panel, Samples, load_panels, usual_reference
+from frostline.results.evidence import Evidence
 from frostline.results.lines import together
 from frostline.results.record import PEAK_ALLOCATED, STEP_TIME, Kind, Role, UsageError
 
@@ -46,6 +46,19 @@ _SUBJECTS: Mapping[str, _Subject] = {
 METRICS = tuple(_SUBJECTS)
 
 
+def chosen_metrics(typed: str | None) -> Sequence[str]:
+    """The metrics named in a text with commas; without one, all that a crossover chart can show.
+
+    Raises:
+        UsageError: another metric.
+    """
+    names = [name for name in (typed or "").split(",") if name]
+    for name in names:
+        if name not in METRICS:
+            raise UsageError(f"--metric: expected {' or '.join(METRICS)}, got {name!r}")
+    return list(dict.fromkeys(names)) or METRICS
+
+
 def crossover_pictures(
     sessions: Sequence[tuple[Evidence, Role]],
     folder: Path,
@@ -65,11 +78,9 @@ def crossover_pictures(
         samples: gives the samples of a process by its id (`Store.samples`), for the spread of a time that one process measured.
 
     Raises:
-        UsageError: a session without such figures, or a metric that is not drawn.
+        UsageError: a session without such figures.
+        KeyError: a metric that is none of these.
     """
-    for metric in metrics:
-        if metric not in _SUBJECTS:
-            raise UsageError(f"--metric: expected {' or '.join(METRICS)}, got {metric!r}")
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
     for metric in metrics:
@@ -94,7 +105,7 @@ def _picture(
 ) -> Picture:
     subject = _SUBJECTS[metric]
     by_role = {
-        role: load_panels(evidence, metric=metric, role=role, against=against or _torch(evidence), samples=samples)
+        role: load_panels(evidence, metric=metric, role=role, against=against or usual_reference(evidence), samples=samples)
         for evidence, role in members
     }
     panels = overlay(by_role.get(Role.MEASURE, []), by_role.get(Role.PREDICT, []))
@@ -116,11 +127,6 @@ def _picture(
 
 def _said(panel: Panel) -> list[str]:
     return [*(comparison.sentence for comparison in panel.comparisons), *panel.absent]
-
-
-def _torch(evidence: Evidence) -> str | None:
-    """What a reader compares with first, where the session has it."""
-    return "torch" if "torch" in side_names(evidence.sides).values() else None
 
 
 def _sizes(evidence: Evidence) -> str:

@@ -208,24 +208,43 @@ def cost(
 def chart_crossover(
     suite: SuiteArgument = "grpo",
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path(),
-    against: Annotated[str, typer.Option("--against", help="The side that the others are compared with.")] = "torch",
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="peak_allocated, step_time, or both with a comma. Default: both.")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", help="What is drawn. Default: crossover; without a GPU crossover_small is measured."),
+    ] = None,
+    settings: SetOption = None,
+    implementations: ImplementationsOption = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="The side that the others are compared with. Default: torch, else the baseline."),
+    ] = None,
     fill: Annotated[bool, typer.Option("--fill/--no-fill", help="Measure and predict what is not stored yet.")] = True,
+    session: Annotated[
+        list[str] | None,
+        typer.Option("--session", help="Draw this stored session instead, wherever measured. May be repeated."),
+    ] = None,
     db: DbOption = DEFAULT_DB,
 ) -> None:
-    """From which sequence length does a side save memory? Peak memory over seq_len, frozen and trainable, as PNG.
+    """From which sequence length does a side save memory, and from which is it faster? Both over seq_len, as PNG.
 
-    Draws the cost model's figures at full size and what was measured on this machine (one chart where both are of the same
-    sizes), and says where the lines cross.
+    Draws peak memory as the cost model has it at full size and as measured on this machine (one chart where both are of the
+    same sizes), and the step time as measured, with the lm_head frozen and trainable; and says where the lines cross.
     """
-    from frostline.dashboards.charts import crossover_pictures
-    from frostline.harness import commands
-    from frostline.results.evidence import Evidence
+    from frostline.dashboards.charts import chosen_metrics, crossover_pictures
+    from frostline.harness.crossover import sessions_to_draw, stored_sessions
     from frostline.results.store import Store
 
-    with Store.open(db, create=fill) as store:
-        drawn = commands.crossover(suite, against, store, _progress(), _command_line(), fill=fill)
-        shown = [(Evidence.load(store, one.session.id), one.role) for one in drawn]
-        for picture in crossover_pictures(shown, out, against):
+    metrics = chosen_metrics(metric)
+    request = _request(suite, preset, settings, implementations)
+    with Store.open(db, create=fill and not session) as store:
+        if session:
+            shown = stored_sessions(session, request, store)
+        else:
+            shown = sessions_to_draw(request, metrics, against, store, _progress(), _command_line(), fill=fill)
+        for picture in crossover_pictures(shown, out, against, metrics=metrics, samples=store.samples):
             print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
 

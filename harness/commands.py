@@ -17,30 +17,19 @@ from frostline.harness.checkout import (
     state_of,
     worktree_source,
 )
-from frostline.harness.describe import Request, plan_compare, plan_run
+from frostline.harness.describe import Request, plan_compare
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
 from frostline.harness.selection import bundled_names
 from frostline.harness.side import Source
-from frostline.results.crossover import load_panels
-from frostline.results.evidence import Evidence
 from frostline.results.noise import DETAIL as SELF_COMPARISON
 from frostline.results.policy import MERGE_BASE, Policy
 from frostline.results.record import NothingMeasured, Role, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
 
-CLOSER = 8  # halvings of a crossing's range: from a factor of 2 to one of 1.003 at most
 NOISE_SUITE = "noise"  # bundled: what `frostline doctor --noise` compares with itself
 TARGET = "cuda"  # what is predicted where nothing else is said: a laptop asks what a GPU would need
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A session that a chart shows, and in which role."""
-
-    session: Session
-    role: Role
 
 
 @dataclass(frozen=True)
@@ -159,57 +148,6 @@ def gate(
         plan = replace(plan, delta=limits.delta[suite.name], byte_tolerance=limits.byte_tolerance)
         done.append((predict if predicted else measure)(plan, store, progress, command))
     return replace(policy, suites=named), done
-
-
-def crossover(suite: str, against: str, store: Store, progress: Progress, command: str, *, fill: bool) -> list[Drawn]:
-    """The sessions that a crossover chart shows: the cost model's at full size, and this machine's own measurements.
-
-    Sessions that the store holds of the code that is installed are used; what is missing is predicted or measured.
-
-    Args:
-        against: the side whose line the others' crossings are looked for.
-        fill: False refuses to measure anything.
-    """
-    device = "cuda" if query_gpu(["name"]) else "cpu"
-    own_preset = "crossover" if device == "cuda" else "crossover_small"
-    wanted = ((Role.PREDICT, "crossover", TARGET), (Role.MEASURE, own_preset, device))
-    drawn = []
-    for role, preset, where in wanted:
-        plan = plan_run(Request(suite, preset, device=where))
-        session = _stored(plan, role, store)
-        if session is None and not fill:
-            verb = "cost" if role is Role.PREDICT else "run"
-            raise UsageError(f"--no-fill: nothing stored for the preset {preset}; frostline {verb} {suite} --preset {preset}")
-        if session is None:
-            session = (predict if role is Role.PREDICT else measure)(plan, store, progress, command).session
-        if role is Role.PREDICT and fill:
-            _close_in(suite, preset, against, session, store, progress)
-        drawn.append(Drawn(session, role))
-    return drawn
-
-
-def _close_in(suite: str, preset: str, against: str, session: Session, store: Store, progress: Progress) -> None:
-    """Predict more lengths around each crossing until it is known to 5 %: a straight line between far points may mislead."""
-    for _ in range(CLOSER):
-        panels = load_panels(Evidence.load(store, session.id), role=Role.PREDICT, against=against)
-        found = [crossing for panel in panels for one in panel.comparisons for crossing in one.crossings]
-        between = sorted({round((one.low * one.high) ** 0.5) for one in found if not one.is_narrow})
-        if not between:
-            return
-        plan = plan_run(Request(suite, preset, [f"seq_len={','.join(map(str, between))}"], device=session.device))
-        store.add_cases(session.id, plan.cases)
-        sessions.predict(plan, store, session, progress)
-
-
-def _stored(plan: Plan, role: Role, store: Store) -> Session | None:
-    """The latest session that has every case of the plan on the same code, in the role."""
-    cases, sides = {case.id for case in plan.cases}, [side.record() for side in plan.sides]
-    for session in reversed(store.sessions()):
-        if session.device == plan.device and store.sides(session.id) == sides:
-            found = {item.case_id for item in store.processes(session.id, role=role) if item.counted}
-            if cases <= found:
-                return session
-    return None
 
 
 def _two_sources(base: str, head: str | None, repo: Path, targets: Sequence[str], arguments: tuple[str, str]) -> list[Source]:

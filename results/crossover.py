@@ -58,6 +58,11 @@ def narrowed(evidence: Evidence, implementations: Collection[str], axes: Mapping
     return replace(evidence, sides=sides, cases=cases)
 
 
+def usual_reference(evidence: Evidence) -> str | None:
+    """The side that a reader compares with first: plain `torch` where there is one; None: the session's baseline."""
+    return "torch" if "torch" in side_names(evidence.sides).values() else None
+
+
 def load_panels(
     evidence: Evidence,
     *,

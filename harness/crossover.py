@@ -1,0 +1,125 @@
+"""The sessions that a crossover chart shows: found in the store, or predicted and measured where they are not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from frostline.harness import session as sessions
+from frostline.harness.commands import TARGET, measure, predict
+from frostline.harness.describe import Request, plan_run
+from frostline.harness.meters.telemetry import query_gpu
+from frostline.harness.plan import Plan
+from frostline.harness.progress import Progress
+from frostline.results.crossover import load_panels, narrowed, usual_reference
+from frostline.results.evidence import Evidence
+from frostline.results.record import PEAK_ALLOCATED, Role, Session, SideRecord, UsageError
+from frostline.results.store import Store
+
+LENGTH = "seq_len"
+CLOSER = 8  # halvings of a crossing's range: from a factor of 2 to one of 1.003 at most
+
+
+def sessions_to_draw(
+    request: Request,
+    metrics: Collection[str],
+    against: str | None,
+    store: Store,
+    progress: Progress,
+    command: str,
+    *,
+    fill: bool,
+) -> list[tuple[Evidence, Role]]:
+    """The cost model's session at full size, where memory is drawn, and this machine's own measurements.
+
+    Sessions that the store holds of the code that is installed are used; what is missing is predicted or measured.
+
+    Args:
+        request: the suite, and if typed preset, settings and implementations. Without a preset the cost model takes
+            `crossover`; measured is the same with a GPU, `crossover_small` without.
+        metrics: what will be drawn; times are not predicted.
+        against: the side whose line the others' crossings are looked for; None: `torch` where it is one, else the baseline.
+        fill: False refuses to measure anything.
+
+    Returns:
+        The sessions as if they had the wanted sides and cases alone, each with the role of the figures to draw.
+
+    Raises:
+        UsageError: something that the suite does not have, or nothing stored and `fill` is False.
+    """
+    device = "cuda" if query_gpu(["name"]) else "cpu"
+    own_preset = "crossover" if device == "cuda" else "crossover_small"
+    wanted = [(Role.PREDICT, "crossover", TARGET)] if PEAK_ALLOCATED.name in metrics else []
+    shown = []
+    for role, preset, where in [*wanted, (Role.MEASURE, own_preset, device)]:
+        asked = replace(request, preset=request.preset or preset, device=where)
+        plan = plan_run(asked)
+        names = [side.implementation for side in plan.sides]
+        if against is not None and against not in names:
+            raise UsageError(f"--against: no side {against!r}; drawn are {', '.join(names)}")
+        session = _stored(plan, role, store)
+        if session is None and not fill:
+            command_for = f"frostline {'cost' if role is Role.PREDICT else 'run'} {asked.suite} --preset {asked.preset}"
+            raise UsageError(f"--no-fill: nothing stored for the preset {asked.preset}; {command_for}, or name a --session")
+        if session is None:
+            session = (predict if role is Role.PREDICT else measure)(plan, store, progress, command).session
+        if role is Role.PREDICT and fill:
+            _close_in(asked, plan, against, session, store, progress)
+        shown.append((_part(plan, session, store), role))
+    return shown
+
+
+def stored_sessions(refs: Sequence[str], request: Request, store: Store) -> list[tuple[Evidence, Role]]:
+    """Sessions by their ids, of whatever machine and code, as if they had what was asked for alone.
+
+    Raises:
+        UsageError: no such session, or it has no such implementation, axis or case.
+    """
+    axes = dict(setting.split("=", 1) for setting in request.settings if "=" in setting)
+    if len(axes) < len(request.settings):
+        raise UsageError(f"--set: expected AXIS=VALUE[,VALUE...] once for each axis, got {', '.join(request.settings)}")
+    values = {axis: texts.split(",") for axis, texts in axes.items()}
+    shown = []
+    for ref in refs:
+        evidence = Evidence.load(store, store.session(ref).id)
+        role = Role.PREDICT if evidence.session.detail.get("predicted") else Role.MEASURE
+        shown.append((narrowed(evidence, request.implementations, values), role))
+    return shown
+
+
+def _stored(plan: Plan, role: Role, store: Store) -> Session | None:
+    """The latest session that has every case and side of the plan on the same code, in the role. It may have more."""
+    cases, sides = {case.id for case in plan.cases}, {_identity(side.record()) for side in plan.sides}
+    for session in reversed(store.sessions()):
+        if session.device == plan.device and sides <= {_identity(side) for side in store.sides(session.id)}:
+            found = {item.case_id for item in store.processes(session.id, role=role) if item.counted}
+            if cases <= found:
+                return session
+    return None
+
+
+def _identity(side: SideRecord) -> tuple[str, str, str]:
+    """What a side runs, wherever it stands in its session."""
+    return side.implementation, side.source_kind, side.source_id
+
+
+def _part(plan: Plan, session: Session, store: Store) -> Evidence:
+    """What a session has of a plan: its sides, and its cases at any length."""
+    axes = {axis for case in plan.cases for axis in case.params} - {LENGTH}
+    values = {axis: {case.params[axis] for case in plan.cases if axis in case.params} for axis in axes}
+    return narrowed(Evidence.load(store, session.id), [side.implementation for side in plan.sides], values)
+
+
+def _close_in(request: Request, plan: Plan, against: str | None, session: Session, store: Store, progress: Progress) -> None:
+    """Predict more lengths around each crossing until it is known to 5 %: a straight line between far points may mislead."""
+    sides = Plan.from_json(session.plan).sides  # all of them: it may have more than the plan, at other positions
+    for _ in range(CLOSER):
+        evidence = _part(plan, session, store)
+        panels = load_panels(evidence, role=Role.PREDICT, against=against or usual_reference(evidence))
+        found = [crossing for panel in panels for one in panel.comparisons for crossing in one.crossings]
+        between = sorted({round((one.low * one.high) ** 0.5) for one in found if not one.is_narrow})
+        if not between:
+            return
+        closer = plan_run(replace(request, settings=[*request.settings, f"{LENGTH}={','.join(map(str, between))}"]))
+        store.add_cases(session.id, closer.cases)
+        sessions.predict(replace(closer, sides=sides), store, session, progress)
