@@ -8,7 +8,8 @@ move away from 1. The KL penalty is to the model without its adapter, whose hidd
     python examples/grpo_lora.py
     python examples/grpo_lora.py --implementation torch     # the same losses from full logits
 
-Both print the same curve.
+Both print the same curve. Watch the reward: advantages are relative to their own group, so losses compare only within a step,
+where the second is to be the lower one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from frostline.kernels import FusedLinearGRPOLoss
 VOCAB, END = 64, 1  # a completion ends with the token END
 PROMPTS, GROUP, LENGTH = 4, 8, 10
 BETA, EPSILON = 0.02, 0.2
+
+FUSED_LOSS = FusedLinearGRPOLoss(beta=BETA, epsilon_low=EPSILON, epsilon_high=EPSILON, loss_type="dapo")
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,7 @@ Loss = Callable[[Tensor, Tensor, Batch, Tensor], tuple[Tensor, Tensor]]
 
 def frostline_loss(hidden: Tensor, weight: Tensor, batch: Batch, reference: Tensor) -> tuple[Tensor, Tensor]:
     """(loss, KL) without the logits. `reference` are the hidden states [B, LENGTH, H] of the model without its adapter."""
-    module = FusedLinearGRPOLoss(beta=BETA, epsilon_low=EPSILON, epsilon_high=EPSILON, loss_type="dapo")
-    loss, (kl, _clipped) = module(
+    loss, (kl, _clipped) = FUSED_LOSS(
         hidden,
         weight,
         batch.completions,
@@ -94,7 +96,8 @@ def make_model(dtype: torch.dtype) -> PeftModel:
     shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, eos_token_id=END, tie_word_embeddings=False, **shape))
     nn.init.normal_(model.lm_head.weight, std=0.3)  # logits of some size: a flat policy learns slowly
-    return get_peft_model(model.to(dtype), LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
+    adapter = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")  # PEFT leaves the head out of "all-linear"
+    return get_peft_model(model.to(dtype), adapter)
 
 
 def head_of(model: PeftModel) -> Tensor:
@@ -111,7 +114,8 @@ def head_of(model: PeftModel) -> Tensor:
 
 def hidden_states(model: PeftModel, tokens: Tensor) -> Tensor:
     """What the head sees where it predicts the completion: [B, LENGTH, H]."""
-    states: Tensor = model.get_base_model().model(tokens).last_hidden_state
+    body = model.get_base_model().model  # PEFT puts its layers inside, so the adapter is in it
+    states: Tensor = body(tokens).last_hidden_state
     return states[:, -LENGTH - 1 : -1]
 
 

@@ -1,4 +1,7 @@
-"""The five rooms are one namespace: in a wheel, beside Hugging Face's `kernels`, under pytest, and in the list of packages."""
+"""The five rooms are one namespace: in a wheel, beside Hugging Face's `kernels`, under pytest, and in the list of packages.
+
+And what pyproject.toml asks for is pinned: a test that skips where its package is missing would else never run.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("kernels", "harness", "suites", "results", "dashboards")
@@ -78,3 +83,23 @@ def test_the_list_of_packages_has_every_directory_with_modules() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {Path(path).parent for path in files_of_the_rooms() if path.endswith(".py")}
     assert sorted(listed) == sorted(f"frostline.{'.'.join(folder.parts)}" for folder in found)
+
+
+def pins(*names: str) -> dict[str, str]:
+    """Version by normalized name."""
+    lines = [line for name in names for line in (ROOT / name).read_text().splitlines() if not line.startswith("-r ")]
+    found = [Requirement(line) for line in lines]
+    return {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in found}
+
+
+def test_the_pins_are_what_is_asked_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for extra in project["optional-dependencies"].values() for line in extra]
+    for files, lines in {
+        ("requirements.txt",): project["dependencies"],
+        ("requirements.txt", "requirements-dev.txt"): extras,
+    }.items():
+        pinned = pins(*files)
+        for asked in map(Requirement, lines):
+            if asked.name != project["name"]:  # an extra within an extra
+                assert asked.specifier.contains(pinned[canonicalize_name(asked.name)]), asked

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ pytest.importorskip("peft", reason="peft is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_lora.py"
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # PEFT calls what transformers 5 has renamed
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,22 @@ def test_plain_torch_follows_the_same_curve(curves):
     for ours, theirs in zip(vars(curves["frostline"]).values(), vars(curves["torch"]).values(), strict=True):
         if isinstance(ours, list):
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_the_command_prints_the_same_curve_for_both(tmp_path):
+    command = [sys.executable, str(EXAMPLE), "--steps", "3", "--implementation"]
+    running = [
+        subprocess.Popen([*command, name], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for name in ("frostline", "torch")
+    ]
+    printed = []
+    for process, (out, err) in [(process, process.communicate(timeout=120)) for process in running]:
+        assert process.returncode == 0, err
+        assert out.endswith("gradient of the head: None\n")
+        printed.append([float(number) for number in re.findall(r"[-+]?\d+\.\d+", out)])
+    assert len(printed[0]) == 3 * 4  # a reward, two losses and a KL in each step
+    torch.testing.assert_close(printed[0], printed[1], rtol=0, atol=2e-4)  # in the last digit that is printed
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_adapter_on_the_head_is_refused(example):
