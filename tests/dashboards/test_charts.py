@@ -15,11 +15,24 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from frostline.dashboards import theme
-from frostline.dashboards.charts import crossover_chart, draw_crossover, overlay
+from frostline.dashboards.charts import chosen_metrics, crossover_chart, crossover_pictures, draw_crossover, overlay
 from frostline.dashboards.frame import Scale, plain_length
 from frostline.dashboards.placement import Box
 from frostline.results.crossover import Panel
+from frostline.results.evidence import Evidence
 from frostline.results.lines import Series, compare_lines
+from frostline.results.record import (
+    STEP_TIME,
+    Case,
+    Machine,
+    ProcessRecord,
+    Role,
+    Sample,
+    Session,
+    SideRecord,
+    Status,
+    UsageError,
+)
 
 GIB = 2.0**30
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -33,6 +46,30 @@ def affine(
     """`fixed + each * length` GiB at the first `count` lengths."""
     xs = LENGTHS[:count]
     return Series(label, xs, [(fixed + each * x) * GIB for x in xs], LENGTHS[count] if oom else None, predicted)
+
+
+def timed(
+    label: str, fixed: float, each: float, count: int = len(LENGTHS), *, spread: float = 0.02, oom: bool = False
+) -> Series:
+    """`fixed + each * length` ms at the first `count` lengths, with a spread of that share."""
+    xs = LENGTHS[:count]
+    values = [(fixed + each * x) * 1e6 for x in xs]
+    spreads = [spread * value for value in values]
+    return Series(label, xs, values, LENGTHS[count] if oom else None, metric=STEP_TIME, spreads=spreads)
+
+
+def seven(title: str) -> Panel:
+    """Every implementation that is compared: lines that crowd, cross at nearly one place, end early, and run out of memory."""
+    return panel(
+        title,
+        timed("torch", 0.1, 0.0046),
+        timed("unpruned", 3.6, 0.0046),
+        timed("pruned", 3.5, 0.0034),
+        timed("torch_compile", 0.1, 0.004, 6, oom=True),
+        timed("liger", 9, 0.009),
+        timed("trl", 0.12, 0.0052, 5),
+        timed("cce", 3.6, 0.0035),
+    )
 
 
 def panel(title: str, *lines: Series) -> Panel:
@@ -77,6 +114,19 @@ CHARTS: dict[str, Sequence[Panel]] = {
         [panel("lm_head frozen", affine("torch", 1.2, 0.005, 5, oom=True), affine("pruned", 1.5, 0.0003))],
         [panel("lm_head frozen", affine("torch", 1.2, 0.0049, predicted=True), affine("pruned", 1.5, 0.00029, predicted=True))],
     ),
+    "seven sides": [seven("lm_head frozen"), seven("lm_head trainable")],
+    "seven sides of memory": [
+        panel(
+            "lm_head frozen",
+            affine("torch", 1.1, 0.00147),
+            *(
+                affine(name, 1 + i / 9, 1e-4 * i)
+                for i, name in enumerate(("unpruned", "pruned", "torch_compile", "liger", "cce"))
+            ),
+            affine("trl", 0.5, 0.0005, 6, oom=True),
+        )
+    ],
+    "times near each other": [panel("lm_head frozen", timed("torch", 20, 0.001, spread=0.15), timed("pruned", 22, 0.0004))],
     "wide range": [panel("", Series("torch", LENGTHS, [20e6 * 2.3**i for i in range(7)]), affine("pruned", 0.3, 1e-5))],
     "one length": [
         panel("lm_head frozen", affine("torch", 1, 0.001, 1), affine("pruned", 0.5, 0.001, 1)),
@@ -97,7 +147,9 @@ def style() -> Iterator[None]:
 
 
 def draw(panels: Sequence[Panel], caption: str = CAPTION) -> Figure:
-    return draw_crossover(panels, x_label="Sequence length (tokens)", y_label="Peak memory", title=TITLE, caption=caption)
+    times = any(line.metric is STEP_TIME for one in panels for line in one.lines)
+    label = "Step time" if times else "Peak memory"
+    return draw_crossover(panels, x_label="Sequence length (tokens)", y_label=label, title=TITLE, caption=caption)
 
 
 def texts(figure: Figure) -> list[tuple[str, Box]]:
@@ -214,6 +266,59 @@ def test_a_range_too_wide_for_zero_is_logarithmic_with_a_unit_at_each_tick() -> 
     assert {"16 MiB", "1 GiB"} <= set(words(figure))
 
 
+def test_times_are_drawn_in_ms_with_bars_on_a_logarithmic_axis() -> None:
+    figure = draw(CHARTS["seven sides"])
+    shown = words(figure)
+    assert figure.axes[0].get_yscale() == "log"
+    assert {"Step time (ms)", "2", "5", "10", "100"} <= set(shown)
+    looks = theme.looks(["torch", "pruned"])
+    torch = CHARTS["seven sides"][0].lines[0]
+    bars = [
+        sorted(line.get_ydata())
+        for line in figure.axes[0].lines
+        if line.get_marker() == "_" and to_hex(line.get_color()) == looks["torch"].colour
+    ]
+    assert bars == [pytest.approx([0.98 * value, 1.02 * value]) for value in torch.values]
+    assert not [line for line in draw(CHARTS["once"]).axes[0].lines if line.get_marker() == "_"], "a peak has no bar"
+
+
+def test_every_side_of_seven_is_named_in_a_colour_of_its_own() -> None:
+    figure = draw([seven("lm_head frozen")])
+    names = {text.get_text(): to_hex(text.get_color()) for text in figure.axes[0].texts}
+    sides = ["torch", "unpruned", "pruned", "torch_compile: OOM", "liger", "trl", "cce"]
+    assert set(sides) <= set(names)
+    assert len({names[side] for side in sides}) == 7
+    assert len({look.marker for look in theme.looks(side.removesuffix(": OOM") for side in sides).values()}) == 7
+
+
+def test_what_is_within_the_noise_is_said_and_not_ringed() -> None:
+    figure = draw(CHARTS["times near each other"])
+    assert " ".join(words(figure)).count("within the noise at 256 to 8,192") == 1
+    assert not [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
+
+
+def test_sides_of_which_the_same_is_to_be_said_share_a_sentence() -> None:
+    shown = " ".join(words(draw(CHARTS["out of memory"])))
+    assert shown.count("torch runs out of memory") == 2, "once a panel, not once a comparison"
+
+
+def test_bytes_and_times_do_not_share_an_axis() -> None:
+    with pytest.raises(ValueError, match="one kind of metric, got bytes and timing"):
+        draw([panel("", affine("torch", 1, 0.001)), panel("", timed("torch", 1, 0.001))])
+
+
+@pytest.mark.parametrize("least", [3e3, 9.9e5, 1e6, 4.4e6])
+@pytest.mark.parametrize("ratio", [1.0, 5.0, 9.0, 64.0, 900.0, 1e6])
+def test_scales_of_times_hold_their_values_with_round_ticks(least: float, ratio: float) -> None:
+    scale = Scale.of([least, least * ratio], 2, timed=True)
+    ticks = scale.ticks()
+    assert scale.low <= least and least * ratio < scale.crown(1) < scale.crown(0) < scale.high
+    assert 2 <= len(ticks) <= 9 and scale.low <= ticks[0] and ticks[-1] <= scale.high
+    assert scale.unit == "ms" and all(
+        float(label.replace(",", "")) == pytest.approx(tick / 1e6) for label, tick in zip(scale.labels(), ticks, strict=True)
+    )
+
+
 @pytest.mark.parametrize("top", [1.0, 900.0, 1.2e3, 3e6, 7e7, 6.1e9, 5e11, 1e12])
 @pytest.mark.parametrize("crowns", [0, 1, 3])
 def test_scales_hold_their_values_with_few_round_ticks(top: float, crowns: int) -> None:
@@ -272,3 +377,53 @@ def test_a_title_and_a_caption_of_any_length_are_wrapped() -> None:
     )
     page = Box(0, 0, figure.bbox.width, figure.bbox.height)
     assert all(box.within(page) for _, box in texts(figure))
+
+
+def session(role: Role, *, vocab: int = 4096) -> Evidence:
+    """A session of three sides at two lengths: torch is faster at 512, `pruned` at 4,096; a peer could not run."""
+    cases = [Case("grpo", "v1", {"seq_len": x, "lm_head": "frozen", "vocab": vocab}) for x in (512, 4096)]
+    sides = [SideRecord(i, name, "installed", "installed", "s", i == 0) for i, name in enumerate(("pruned", "torch", "liger"))]
+    machine = Machine({"gpu": "NVIDIA H200"})
+    one = Session("id", "frostline chart crossover", "2026-01-01", machine.id, "cuda", {})
+    processes = []
+    for number, case in enumerate(cases):
+        for position, (peak, time) in enumerate(((2.0, 5e6), (1.0 + 4 * number, (2e6, 20e6)[number]))):
+            times = {"step_time": time} if role is Role.MEASURE else {}
+            measured = {"peak_allocated": peak * GIB, **times}
+            processes.append(
+                ProcessRecord(f"{number}{position}", "id", position, case.id, role, 0, Status.OK, measurements=measured)
+            )
+        processes.append(ProcessRecord(f"{number}2", "id", 2, case.id, role, 0, Status.SKIPPED, "no package liger_kernel"))
+    return Evidence(one, machine, sides, cases, processes)
+
+
+def test_memory_and_time_of_one_session_are_two_pictures(tmp_path: Path) -> None:
+    shown = [(session(Role.PREDICT), Role.PREDICT), (session(Role.MEASURE), Role.MEASURE)]
+    memory, time = crossover_pictures(shown, tmp_path, samples=lambda _: [Sample("step_time", 0, 0, 5e6)])
+    assert (memory.path.name, time.path.name) == ("crossover.png", "crossover-time.png")
+    assert memory.path.is_file() and time.path.is_file()
+    assert memory.sentences == [
+        "lm_head frozen (measured and predicted): pruned needs less than torch from 512–4,096 on",
+        "lm_head frozen (measured and predicted): liger is left out: no package liger_kernel",
+    ]
+    assert time.sentences == [
+        "lm_head frozen (measured): pruned is faster than torch from 512–4,096 on",
+        "lm_head frozen (measured): liger is left out: no package liger_kernel",
+    ]
+
+
+def test_times_of_the_measured_sizes_alone_are_drawn(tmp_path: Path) -> None:
+    shown = [(session(Role.PREDICT, vocab=128256), Role.PREDICT), (session(Role.MEASURE), Role.MEASURE)]
+    pictures = crossover_pictures(shown, tmp_path, "pruned")
+    assert [one.path.name for one in pictures] == ["crossover-predicted.png", "crossover-measured.png", "crossover-time.png"]
+    assert pictures[2].sentences[0] == "lm_head frozen (measured): torch is faster than pruned up to 512–4,096"
+    assert [one.path.name for one in crossover_pictures(shown, tmp_path, metrics=["step_time"])] == ["crossover-time.png"]
+    with pytest.raises(UsageError, match="--metric: times are measured, not predicted"):
+        crossover_pictures(shown[:1], tmp_path, metrics=["step_time"])
+
+
+def test_metrics_are_chosen_by_name() -> None:
+    assert list(chosen_metrics(None)) == list(chosen_metrics("")) == ["peak_allocated", "step_time"]
+    assert chosen_metrics("step_time,step_time") == ["step_time"]
+    with pytest.raises(UsageError, match="--metric: expected peak_allocated or step_time, got 'flops'"):
+        chosen_metrics("step_time,flops")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.dashboards.placement import Box, beside, spread
+from frostline.dashboards.placement import Box, beside, beside_if_free, spread
 
 BOUNDS = Box(0, 0, 400, 300)
 
@@ -88,3 +88,12 @@ def test_without_free_space_the_least_evil_is_taken() -> None:
     line = ((0.0, 161.0), (400.0, 161.0))
     box = beside((200, 150), (40, 10), BOUNDS, [everywhere], [line])
     assert box.within(BOUNDS) and not box.cuts(line)
+
+
+def test_a_text_that_may_stay_away_does_where_nothing_near_is_free() -> None:
+    free = beside_if_free((200, 150), (40, 10), BOUNDS, [], [], [])
+    assert free == beside((200, 150), (40, 10), BOUNDS, [], [])
+    assert beside_if_free((200, 150), (40, 10), BOUNDS, [BOUNDS], [], []) is None
+    near = Box(130, 80, 270, 220)  # beyond it there is space, but too far away to be seen as the point's own
+    assert beside((200, 150), (40, 10), BOUNDS, [near], []).distance((200, 150)) > 60
+    assert beside_if_free((200, 150), (40, 10), BOUNDS, [near], [], []) is None
