@@ -38,8 +38,7 @@ def bars(line: Series) -> list[tuple[Point, Point]]:
 def names_at_the_right(panel: Panel) -> list[str]:
     """The texts that a panel will need room for beside its axes."""
     last = max((every_x(line)[-1] for line in panel.lines), default=0.0)
-    ending = [line for line in panel.lines if every_x(line)[-1] == last]
-    return [line.label if line.oom_at is None else f"{line.label}: {_OUT_OF_MEMORY}" for line in ending]
+    return [line.label for line in panel.lines if every_x(line)[-1] == last]
 
 
 def crown_rows(panel: Panel) -> dict[int, int]:
@@ -134,18 +133,19 @@ class Drawing:
                 self._ends[label] = end
 
     def _names(self) -> None:
-        """Each label at its end: in the gutter to the right, or beside an end that comes before."""
+        """Each label at its end: in the gutter to the right, or beside an end that comes before; and what ended a line."""
         last = max((x for x, _ in self._ends.values()), default=0.0)
-        self._name_at_the_right([label for label, (x, _) in self._ends.items() if x == last])
+        furthest = [label for label, (x, _) in self._ends.items() if x == last]
+        self._names_in_the_gutter(furthest)
         for label, end in self._ends.items():
-            if end[0] < last:
+            if label not in furthest:
                 self._beside(self._name(label), end, self.looks[label].colour)
         for label, crown in self._crowns.items():
-            if self._ends[label] != crown:  # the prediction goes on where the measurement ran out
+            if label in furthest:  # the gutter has the name alone; or the prediction goes on where the measurement ran out
                 self._beside(_OUT_OF_MEMORY, crown, self.looks[label].colour)
 
-    def _name_at_the_right(self, labels: Sequence[str]) -> None:
-        texts = [self._text(self._name(label), self.looks[label].colour) for label in labels]
+    def _names_in_the_gutter(self, labels: Sequence[str]) -> None:
+        texts = [self._text(label, self.looks[label].colour) for label in labels]
         boxes = [box_of(text, self.figure) for text in texts]
         height = max((box.top - box.bottom for box in boxes), default=0.0)
         wanted = [self._pixels(self._ends[label])[1] for label in labels]
