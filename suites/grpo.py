@@ -1,223 +1,103 @@
 """What does freezing the lm_head save in a GRPO step? One policy-gradient step over the head: forward and backward.
 
 `unpruned` runs the package's own head as a trained one whatever is frozen (what most training code does), `pruned` only what
-is asked for, `torch` is plain eager code. Without a reference model (beta = 0), as in the published measurements of this
-loss; token level. Verified against float64 computed in blocks of rows by plain torch.
+is asked for, `torch` is plain eager code. Beside them stand the heads of other packages (`policy_step.peers`). By default
+without a reference model and at token level, as in the published measurements of this loss. Verified against float64 computed
+in blocks of rows by plain torch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from frostline.harness import Preset, Step, suite
+from frostline.harness import Preset, Share, Step, skip, suite
 from frostline.kernels import FusedLinearGRPOLoss, linear_logprob
 from frostline.kernels.matmul import target_device
+from frostline.suites import policy_step
+from frostline.suites.policy_step.batch import Batch, Shape, make_batch
+from frostline.suites.policy_step.implementation import Implementation, logp_alone, plain_loss_on
+from frostline.suites.policy_step.peers import PEERS, make_peer
+from frostline.suites.policy_step.plain import EPSILON, LOSS_TYPES, Question, logp_of
+from frostline.suites.policy_step.reference import Reference
 
-_EPSILON = 0.2
-_REFERENCE_ROWS = 512  # a float64 block of 512 x 151,936 logits takes 0.6 GiB
+_OWN = ("unpruned", "pruned", "torch")
 _LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
 
+# Peers are there for orientation: as many rounds as a verdict needs, at one of the vocabularies, so that the whole stays below
+# ten minutes on an H200.
+_BESIDE = Share(rounds=6, axes={"vocab": [128256]})
+
 _PRESETS = {
-    "paper": Preset({"vocab": [128256, 151936]}),
+    "paper": Preset({"vocab": [128256, 151936]}, shares=dict.fromkeys(PEERS, _BESIDE)),
     "small": Preset(
         {"vocab": [4096, 8192], "seq_len": [64], "batch": [2], "hidden": [256], "dtype": ["float32"]},
         rounds=6,
+        implementations=_OWN,
     ),
-    "crossover": Preset({"vocab": [128256], "seq_len": _LENGTHS, "batch": [1]}, rounds=1),
+    "crossover": Preset({"vocab": [128256], "seq_len": _LENGTHS, "batch": [1]}, rounds=1, implementations=_OWN),
     "crossover_small": Preset(
         {"vocab": [8192], "seq_len": [32, 64, 128, 256, 512], "batch": [1], "hidden": [256], "dtype": ["float32"]},
         rounds=1,
+        implementations=_OWN,
     ),
 }
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """One batch: leaves that gradients reach, and what the loss needs. Tokens at the end of each completion are masked."""
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    targets: Tensor
-    mask: Tensor
-    advantages: Tensor
-    old: Tensor
-    active: int
-
-    @property
-    def leaves(self) -> dict[str, Tensor]:
-        """The tensors that are trained, by the name of their gradient."""
-        named = {"d_hidden": self.hidden, "d_weight": self.weight, "d_bias": self.bias}
-        return {name: leaf for name, leaf in named.items() if leaf is not None and leaf.requires_grad}
-
-    def reset(self) -> None:
-        for leaf in self.leaves.values():
-            leaf.grad = None
+def _implementation(name: str, batch: Batch, question: Question) -> Implementation:
+    if name in PEERS:
+        return make_peer(name, batch, question)
+    if name == "torch":
+        log_probs = partial(logp_of, targets=batch.targets)
+        return Implementation(plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch))
+    return _own(batch, question, pruned=name == "pruned")
 
 
-def _make_inputs(
-    device: str,
-    *,
-    vocab: int,
-    seq_len: int,
-    batch: int,
-    hidden: int,
-    trained: bool,
-    bias: bool,
-    dtype: torch.dtype,
-    masked: float,
-) -> _Inputs:
-    """Logits of unit variance; old log-probs within 10 % of the policy's, with one token in ten clearly clipped.
-
-    The policy's own log-probs are estimated from the target's logit and the logits' variance: no [tokens, vocab] exists;
-    ratios stay clear of the clip bounds, so that verification is not about which side of a bound a rounding falls.
-    """
-    states = torch.randn(batch, seq_len, hidden, device=device, dtype=dtype)
-    weight = torch.randn(vocab, hidden, device=device, dtype=dtype).mul_(hidden**-0.5)
-    offset = torch.randn(vocab, device=device, dtype=dtype).mul_(0.1) if bias else None
-    targets = torch.randint(vocab, (batch, seq_len), device=device)
-    counted = seq_len - round(masked * seq_len)
-    mask = (torch.arange(seq_len, device=device) < counted).long().expand(batch, seq_len).contiguous()
-    chosen = torch.einsum("bth,bth->bt", states.float(), weight[targets].float())
-    if offset is not None:
-        chosen += offset[targets].float()
-    logp = chosen - math.log(vocab) - 0.5 * states.float().square().mean(-1)
-    moved = torch.rand(batch, seq_len, device=device)
-    drift = torch.where(moved < 0.1, 0.4, 0.2 * torch.rand(batch, seq_len, device=device) - 0.1)
-    return _Inputs(
-        hidden=states.requires_grad_(),
-        weight=weight.requires_grad_(trained),
-        bias=None if offset is None else offset.requires_grad_(trained),
-        targets=targets,
-        mask=mask,
-        advantages=torch.randn(batch, device=device),
-        old=logp - drift * torch.where(moved < 0.05, 1.0, -1.0),
-        active=batch * counted,
-    )
-
-
-def _token_weights(inputs: _Inputs, loss_type: str, dtype: torch.dtype) -> Tensor:
-    """The weight of each token in the loss, as the papers have it; one process, no accumulation."""
-    mask = inputs.mask.to(dtype)
-    batch, length = mask.shape
-    if loss_type == "grpo":
-        return mask / mask.sum(1, keepdim=True).clamp(min=1) / batch
-    if loss_type == "dr_grpo":
-        return mask / (batch * length)
-    return mask / mask.sum().clamp(min=1)
-
-
-def _plain_loss(logp: Tensor, inputs: _Inputs, loss_type: str) -> Tensor:
-    """The clipped surrogate, as it is usually written."""
-    ratio = torch.exp(logp - inputs.old.to(logp.dtype))
-    advantages = inputs.advantages.to(logp.dtype).unsqueeze(1)
-    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - _EPSILON, 1 + _EPSILON) * advantages)
-    return -(surrogate * _token_weights(inputs, loss_type, logp.dtype)).sum()
-
-
-def _plain_logp(inputs: _Inputs) -> Tensor:
-    logits = linear(inputs.hidden, inputs.weight, inputs.bias).float()
-    return logits.log_softmax(-1).gather(-1, inputs.targets.unsqueeze(-1)).squeeze(-1)
-
-
-class _Reference:
-    """The step in float64 by blocks of rows, and plain torch's own error against it."""
-
-    def __init__(self, inputs: _Inputs, loss_type: str) -> None:
-        self.inputs, self.loss_type = inputs, loss_type
-        self.rows = inputs.targets.numel()
-        self.hidden = inputs.hidden.detach().flatten(0, 1).double()
-
-    @cached_property
-    def outputs(self) -> dict[str, Tensor]:
-        """Every output in float64: log-probs first, the loss and its upstream from them, then the gradients."""
-        inputs = self.inputs
-        flat = torch.cat([log_p.gather(1, self._targets(rows)).squeeze(1) for rows, log_p in self._log_softmax()])
-        logp = flat.view_as(inputs.targets).requires_grad_()
-        loss = _plain_loss(logp, inputs, self.loss_type)
-        (upstream,) = torch.autograd.grad(loss, logp)
-        found = {"logp": logp.detach() * inputs.mask, "loss": loss.detach()}
-        found |= {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in inputs.leaves.items()}
-        weight = inputs.weight.detach().double()
-        for rows, log_p in self._log_softmax():
-            d_logits = log_p.exp_().neg_()
-            d_logits.scatter_add_(1, self._targets(rows), torch.ones_like(d_logits[:, :1]))
-            d_logits *= upstream.flatten()[rows].unsqueeze(1)
-            found["d_hidden"].view_as(self.hidden)[rows] = d_logits @ weight
-            if "d_weight" in found:
-                found["d_weight"].addmm_(d_logits.t(), self.hidden[rows])
-            if "d_bias" in found:
-                found["d_bias"] += d_logits.sum(0)
-        return found
-
-    def yardstick(self) -> dict[str, Tensor]:
-        """What plain torch gives in the dtype of the case.
-
-        A scalar may be right by luck, so the loss stands here with the errors of its tokens added up without cancelling.
-        """
-        inputs, reference = self.inputs, self.outputs
-        inputs.reset()
-        logp = _plain_logp(inputs)
-        _plain_loss(logp, inputs, self.loss_type).backward()
-        logp = logp.detach() * inputs.mask
-        slack = (logp - reference["logp"]).abs() * _token_weights(inputs, self.loss_type, torch.float64)
-        return {"logp": logp, "loss": reference["loss"] + slack.sum(), **_gradients(inputs)}
-
-    def _targets(self, rows: slice) -> Tensor:
-        return self.inputs.targets.flatten()[rows].unsqueeze(1)
-
-    def _log_softmax(self) -> Iterator[tuple[slice, Tensor]]:
-        weight = self.inputs.weight.detach().double()
-        bias = None if self.inputs.bias is None else self.inputs.bias.detach().double()
-        for first in range(0, self.rows, _REFERENCE_ROWS):
-            rows = slice(first, first + _REFERENCE_ROWS)
-            yield rows, linear(self.hidden[rows], weight, bias).log_softmax(1)
-
-
-def _gradients(inputs: _Inputs) -> dict[str, Tensor]:
-    """The gradients that a backward left, taken out of the leaves."""
-    found = {name: leaf.grad for name, leaf in inputs.leaves.items() if leaf.grad is not None}
-    inputs.reset()
-    return found
-
-
-def _forward(implementation: str, inputs: _Inputs, loss_type: str) -> Callable[[], Tensor]:
-    """The function that gives the loss."""
-    if implementation == "torch":
-        return lambda: _plain_loss(_plain_logp(inputs), inputs, loss_type)
-    pruned = implementation == "pruned"
+def _own(batch: Batch, question: Question, *, pruned: bool) -> Implementation:
+    """This package's head."""
     module = FusedLinearGRPOLoss(
-        beta=0.0,
-        use_ref_model=False,
-        epsilon_low=_EPSILON,
-        epsilon_high=_EPSILON,
-        loss_type=loss_type,
-        max_completion_length=inputs.mask.shape[1],
+        beta=question.beta,
+        use_ref_model=question.beta != 0,
+        epsilon_low=EPSILON,
+        epsilon_high=question.epsilon_high,
+        loss_type=question.loss_type,
+        max_completion_length=batch.mask.shape[1],
+        importance_sampling_level=question.level,
         prune=pruned,
     )
 
     def loss() -> Tensor:
         value: Tensor
         value, _metrics = module(
-            inputs.hidden,
-            inputs.weight,
-            inputs.targets,
-            inputs.mask,
-            inputs.advantages,
-            inputs.bias,
-            old_per_token_logps=inputs.old,
-            active_rows=inputs.active if pruned else None,
+            batch.hidden,
+            batch.weight,
+            batch.targets,
+            batch.mask,
+            batch.advantages,
+            batch.bias,
+            ref_per_token_logps=batch.ref_logps,
+            old_per_token_logps=batch.old,
+            ref_input=batch.ref_hidden,
+            ref_weight=batch.ref_weight,
+            active_rows=batch.active if pruned else None,
         )
         return value
 
-    return loss
+    def logp() -> Tensor:
+        return linear_logprob(batch.hidden, batch.weight, batch.targets, batch.bias, active=batch.mask != 0)
+
+    return Implementation(loss, logp)
+
+
+def _refuse_what_cannot_be(question: Question, ref_model: str) -> None:
+    if question.loss_type == "vespo" and question.level == "sequence":
+        skip("vespo weighs whole completions by itself: there is no sequence level of it")
+    if question.beta and ref_model == "none":
+        skip(f"beta={question.beta:g} needs a reference model: set ref_model to logps or head")
+    if not question.beta and ref_model != "none":
+        skip(f"ref_model={ref_model} is not looked at where beta is 0: set beta as well")
 
 
 @suite(
@@ -229,14 +109,24 @@ def _forward(implementation: str, inputs: _Inputs, loss_type: str) -> Callable[[
         "lm_head": ["frozen", "trainable"],
         "bias": [False],
         "loss_type": ["dapo"],
+        "level": ["token"],
+        "ref_model": ["none"],
+        "beta": [0.0],
         "dtype": ["bfloat16"],
         "masked": [0.0],
     },
-    implementations=["unpruned", "pruned", "torch"],
+    choices={
+        "loss_type": LOSS_TYPES,
+        "level": ["token", "sequence"],
+        "ref_model": ["none", "logps", "head"],
+        "dtype": ["bfloat16", "float16", "float32"],
+    },
+    implementations=[*_OWN, *PEERS],
     baseline="unpruned",
     compared="pruned",
     presets=_PRESETS,
     targets=["frostline.kernels"],
+    sources=[policy_step],
     target_device=target_device,
 )
 def grpo(
@@ -250,37 +140,33 @@ def grpo(
     lm_head: str,
     bias: bool,
     loss_type: str,
+    level: str,
+    ref_model: str,
+    beta: float,
     dtype: str,
     masked: float,
 ) -> Step:
-    """One policy-gradient step over the head; `masked` is the share of tokens that do not count."""
-    inputs = _make_inputs(
-        device,
-        vocab=vocab,
-        seq_len=seq_len,
-        batch=batch,
-        hidden=hidden,
-        trained=lm_head == "trainable",
-        bias=bias,
-        dtype=getattr(torch, dtype),
-        masked=masked,
-    )
-    forward = _forward(implementation, inputs, loss_type)
-    reference = _Reference(inputs, loss_type)
+    """One policy-gradient step over the head.
+
+    `masked` is the share of tokens that do not count. `ref_model` is `none`, `logps` (the reference model's log-probs are
+    given) or `head` (they are computed in the step, without a gradient); `beta` weighs the KL penalty to it.
+    """
+    question = Question(loss_type, level, beta)
+    _refuse_what_cannot_be(question, ref_model)
+    shape = Shape(vocab, seq_len, batch, hidden, getattr(torch, dtype), lm_head == "trainable", bias, masked)
+    inputs = make_batch(device, shape, ref_model)
+    side, reference = _implementation(implementation, inputs, question), Reference(inputs, question)
 
     def run() -> None:
-        forward().backward()
+        side.loss().backward()
 
     def outputs() -> dict[str, Tensor]:
         inputs.reset()
-        loss = forward()
+        loss = side.loss()
         loss.backward()
         with torch.no_grad():
-            if implementation == "torch":
-                logp = _plain_logp(inputs) * inputs.mask
-            else:
-                logp = linear_logprob(inputs.hidden, inputs.weight, inputs.targets, inputs.bias, active=inputs.mask != 0)
-        return {"logp": logp, "loss": loss.detach(), **_gradients(inputs)}
+            logp = side.logp() * inputs.mask
+        return {"logp": logp, "loss": loss.detach(), **inputs.take_gradients()}
 
     return Step(
         run=run,
@@ -288,5 +174,6 @@ def grpo(
         outputs=outputs,
         reference=lambda: reference.outputs,
         yardstick=reference.yardstick,
-        allowed_over_yardstick=3.0,
+        allowed_over_yardstick=side.allowed_over_yardstick,
+        detail=side.detail,
     )

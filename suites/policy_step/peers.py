@@ -1,0 +1,161 @@
+"""Other packages' ways to compute the step, each called as its own users call it, and imported only when it is asked for.
+
+| name | package | what is called |
+|---|---|---|
+| `torch_compile` | torch | `torch.compile` of the plain form, loss and all |
+| `liger` | Liger-Kernel 0.8.5 | `LigerFusedLinearGRPOLoss` with its defaults |
+| `trl` | TRL 1.16 | the log-prob function of its fused head, with the entropy that `GRPOTrainer` asks for, and the plain loss |
+| `cce` | cut-cross-entropy 25.1 | `linear_cross_entropy` per token, negated, and the plain loss |
+
+What one of them cannot do is a skip with the reason. A package says nothing of its memory to the cost model: it is measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from frostline.harness import skip
+from frostline.suites.policy_step.batch import Batch
+from frostline.suites.policy_step.implementation import Implementation, logp_alone, plain_loss_on
+from frostline.suites.policy_step.plain import EPSILON, Question, logp_of
+
+# cut-cross-entropy drops blocks of the gradient below 2.4e-4 in bf16 by default. At a vocabulary of 128,256 nearly all of the
+# softmax's share is below: its d_hidden is off by |E_p[w]| / |w| = hidden^-1/2, 1.6 %, where plain torch is off by 0.2 %.
+# That is its trade of accuracy for time, so its time is shown together with its error instead of being called wrong.
+CCE_BOUND = 12.0
+_TRL_CHUNK = 32_768  # the width of the vocabulary's chunks in TRL's trainers
+_NOT_IN_THE_TARGETS = -100
+
+
+def make_peer(name: str, batch: Batch, question: Question) -> Implementation:
+    """The implementation of that name. Skips what it cannot do."""
+    if isinstance(batch.hidden, FakeTensor):
+        skip(f"the cost model knows nothing of what {name} allocates: measure it")
+    return PEERS[name](batch, question)
+
+
+def torch_compile(batch: Batch, question: Question) -> Implementation:
+    """`torch.compile` of the plain form, for these shapes."""
+    if not (batch.hidden.is_cuda or _compiles_for_cpu()):
+        skip("torch.compile needs a C++ compiler and Python's headers on a CPU")
+
+    def log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return logp_of(hidden, weight, bias, batch.targets)
+
+    compiled = torch.compile(plain_loss_on(log_probs, batch, question), dynamic=False)
+    alone = torch.compile(logp_alone(log_probs, batch), dynamic=False)
+    return Implementation(compiled, alone, detail={"torch": torch.__version__})
+
+
+def liger(batch: Batch, question: Question) -> Implementation:
+    """Liger-Kernel's module; compiled, as it is by default, on a GPU."""
+    needs("liger_kernel", "liger-kernel")
+    if question.level == "sequence" and question.loss_type in ("cispo", "sapo"):
+        skip(f"Liger-Kernel has no {question.loss_type} at sequence level")
+    if question.loss_type == "luspo" and batch.active < batch.targets.numel():
+        skip("Liger-Kernel's luspo counts padding")
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+    from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
+
+    module = LigerFusedLinearGRPOLoss(
+        beta=question.beta,
+        compiled=batch.hidden.is_cuda,
+        use_ref_model=question.beta != 0,
+        epsilon_low=EPSILON,
+        epsilon_high=question.epsilon_high,
+        loss_type=question.loss_type,
+        max_completion_length=batch.mask.shape[1],
+        importance_sampling_level=question.level,
+    )
+
+    def loss() -> Tensor:
+        value: Tensor
+        value, _metrics = module(
+            batch.hidden,
+            batch.weight,
+            batch.targets,
+            batch.mask,
+            batch.advantages,
+            batch.bias,
+            ref_per_token_logps=batch.ref_logps,
+            old_per_token_logps=batch.old,
+            ref_input=batch.ref_hidden,
+            ref_weight=batch.ref_weight,
+        )
+        return value
+
+    def logp() -> Tensor:
+        found: Tensor = LigerFusedLinearPPOBase.chunk_forward(batch.hidden, batch.weight, batch.targets, batch.bias)
+        return found
+
+    return Implementation(loss, logp, detail={"liger-kernel": version("liger-kernel")})
+
+
+def trl(batch: Batch, question: Question) -> Implementation:
+    """The log-prob function of TRL's fused head. On a GPU TRL computes the tokens that count alone; elsewhere all of them."""
+    needs("trl", "trl")
+    if importlib.util.find_spec("trl.kernels") is None:
+        skip(f"TRL {version('trl')} has no fused head: pip install 'trl==1.16.*'")
+    from trl.kernels import ChunkedLogProbFunction
+
+    mask = batch.mask != 0
+
+    def log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        compact = hidden.is_cuda
+        rows, targets = (hidden[mask], batch.targets[mask]) if compact else (hidden.flatten(0, 1), batch.targets.flatten())
+        options = (1.0, _TRL_CHUNK, None, 1.0, ("log_probs", "entropy"))  # temperature, chunk, softcap, scale, outputs
+        found: Tensor = ChunkedLogProbFunction.apply(rows, weight, bias, targets, *options)[0]
+        if compact:
+            return found.new_zeros(mask.shape).masked_scatter(mask, found)
+        return found.view(mask.shape).masked_fill(~mask, 0)
+
+    detail = {"trl": version("trl"), "transformers": version("transformers")}
+    return Implementation(plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch), detail=detail)
+
+
+def cce(batch: Batch, question: Question) -> Implementation:
+    """cut-cross-entropy: the negated loss of each token is its log-prob. Tokens that do not count are no target."""
+    needs("cut_cross_entropy", "cut-cross-entropy")
+    if not batch.hidden.is_cuda:
+        skip("cut-cross-entropy's kernels run on CUDA alone")
+    if batch.bias is not None:
+        skip("cut-cross-entropy has no bias")
+    from cut_cross_entropy import linear_cross_entropy
+
+    targets = batch.targets.masked_fill(batch.mask == 0, _NOT_IN_THE_TARGETS)
+
+    def log_probs(hidden: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
+        losses: Tensor = linear_cross_entropy(hidden, weight, targets, reduction="none")
+        return -losses
+
+    detail = {"cut-cross-entropy": version("cut-cross-entropy")}
+    return Implementation(plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch), CCE_BOUND, detail)
+
+
+PEERS: dict[str, Callable[[Batch, Question], Implementation]] = {
+    "torch_compile": torch_compile,
+    "liger": liger,
+    "trl": trl,
+    "cce": cce,
+}
+
+
+def needs(module: str, package: str) -> None:
+    """Skip where a package is not installed."""
+    if importlib.util.find_spec(module) is None:
+        skip(f"{package} is not installed: pip install 'frostline[peers]'")
+
+
+def _compiles_for_cpu() -> bool:
+    compiler = shutil.which(os.environ.get("CXX") or "") or shutil.which("g++") or shutil.which("clang++")
+    return compiler is not None and (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
