@@ -1,4 +1,4 @@
-"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `cost`. It parses, calls and prints; no more."""
+"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `cost`, `doctor`. It parses, calls and prints."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ RepoOption = Annotated[Path, typer.Option("--repo", help="The git repository who
 MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Also write the table as Markdown to this file.")]
 
 DEFAULT_DB = Path("frostline.db")
+REPORT_WIDTH = 128  # of a table of sentences where there is no terminal to ask
 
 
 @app.command()
@@ -297,6 +298,52 @@ def gate(
     raise typer.Exit(result.exit_code)
 
 
+@app.command()
+def doctor(
+    noise: Annotated[
+        bool, typer.Option("--noise", help="Compare the installed code with itself (an A/A) and judge the machine by it.")
+    ] = False,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    rounds: RoundsOption = None,
+    db: DbOption = DEFAULT_DB,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was read and found as JSON.")] = None,
+) -> None:
+    """Check the machine: environment, versions, GPUs, and what could disturb a measurement. Exits 1 when a check fails.
+
+    With --noise, measure how far the installed code differs from itself: minutes instead of a second, exit 1 when the machine
+    is noisy and 3 when nothing could be told. Reports of a noisy machine's times say so until an A/A passes.
+    """
+    if not noise and any(option is not None for option in (device, threads, rounds)):
+        raise UsageError("--device, --threads and --rounds are of --noise: frostline doctor --noise")
+    if noise and json_file:
+        raise UsageError("--json: the A/A of --noise is kept in the database; leave --json out, or --noise")
+    if noise:
+        raise typer.Exit(_measure_noise(device, threads, rounds, db))
+    from frostline.harness.doctor import checkup_json, checkup_table, examine
+
+    checkup = examine(db)
+    _show(checkup_table(checkup), width=REPORT_WIDTH)
+    if json_file is not None:
+        json_file.write_text(checkup_json(checkup))
+    raise typer.Exit(checkup.exit_code)
+
+
+def _measure_noise(device: str | None, threads: int | None, rounds: int | None, db: Path) -> int:
+    from frostline.harness import commands
+    from frostline.results.noise import load_self_comparison
+    from frostline.results.noise_report import noise_table
+    from frostline.results.store import Store
+
+    plan = commands.self_comparison(device, threads, rounds)
+    with Store.open(db) as store:
+        session = commands.measure_noise(plan, store, _progress(), _command_line()).session
+        found = load_self_comparison(store, session)
+        _show(noise_table(found, store.machine(session.machine_id)))
+        _kept(store, session.id)
+    return found.exit_code
+
+
 def _request(
     suite: str,
     preset: str | None = None,
@@ -316,12 +363,13 @@ def _progress() -> Progress:
     return Progress(Console(stderr=True))
 
 
-def _show(table: Table) -> None:
+def _show(table: Table, width: int | None = None) -> None:
+    """Print a table for the terminal, or as text; `width` is that of a text whose sentences are to be wrapped."""
     console = Console()
     if console.is_terminal:
         console.print(table.rich(console.width))
     else:
-        print(table.text())
+        print(table.text(width))
     print()
 
 

@@ -79,19 +79,24 @@ def comparison(request: Request, base: str | None, head: str | None, repo: Path,
     return plan_compare(request, sources)
 
 
-def measure_noise(
-    device: str | None, threads: int | None, rounds: int | None, store: Store, progress: Progress, command: str
-) -> Measured:
-    """Compare the installed code with itself, and store that as a self-comparison of this machine.
+def self_comparison(device: str | None, threads: int | None, rounds: int | None) -> Plan:
+    """A plan that compares the installed code with itself.
 
     Raises:
         UsageError: a device, threads or rounds that cannot be.
-        NothingMeasured: no process of it was ok.
     """
     where = device or ("cuda" if query_gpu(["name"]) else "cpu")  # the suite has no torch to ask before a step is built
     preset = "small" if where == "cpu" else "paper"
     request = Request(NOISE_SUITE, preset, rounds=rounds, device=where, threads=threads)
-    plan = plan_compare(request, lambda targets: [installed_source(targets)] * 2)
+    return plan_compare(request, lambda targets: [installed_source(targets)] * 2)
+
+
+def measure_noise(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
+    """Measure a plan of `self_comparison`, and store that as one of this machine.
+
+    Raises:
+        NothingMeasured: no process of it was ok.
+    """
     session = sessions.open_session(plan, store, command, {SELF_COMPARISON: True} | state_of(Path()))
     return _finish(plan, session, store, progress)
 

@@ -80,6 +80,11 @@ class SelfComparison:
         return self.decided and any(step.differs or step.too_loud for step in self.steps)
 
     @property
+    def exit_code(self) -> int:
+        """0 where the machine passed, 1 where it is noisy, 3 where nothing was decided: as a gate's."""
+        return 1 if self.noisy else 0 if self.decided else 3
+
+    @property
     def found(self) -> str:
         """Why the machine failed; empty where it did not."""
         differ = [

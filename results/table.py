@@ -26,10 +26,12 @@ STYLES = {
     "more": "red",
     "faster": "green",
     "less": "green",
+    "fail": "bold red",
+    "warn": "yellow",
     "inconclusive": "yellow",
     "incomparable": "yellow",
 }
-"""How a terminal shows the words of a verdict; the colour says nothing that the word does not."""
+"""How a terminal shows the words of a verdict or a check; the colour says nothing that the word does not."""
 
 LEAST_PROSE = 32  # a column of sentences narrower than this is no use
 GAP = "  "

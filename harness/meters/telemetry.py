@@ -25,14 +25,25 @@ def read_telemetry(device: str) -> dict[str, float | str]:
 
 def query_gpu(fields: list[str], device: str = "cuda") -> list[str]:
     """The values of `nvidia-smi` query fields for a GPU; empty where there is none or the tool is missing."""
+    rows = _ask_nvidia_smi("query-gpu", fields, device)
+    return rows[0] if rows else []
+
+
+def query_gpu_processes(device: str = "cuda") -> list[list[str]]:
+    """The processes that compute on a GPU: pid, name and MiB of its memory, as `nvidia-smi` prints them."""
+    return _ask_nvidia_smi("query-compute-apps", ["pid", "process_name", "used_memory"], device)
+
+
+def _ask_nvidia_smi(query: str, fields: list[str], device: str) -> list[list[str]]:
+    """The rows of an answer with all the fields that were asked for."""
     index = device.partition(":")[2] or "0"
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", f"--id={index}"]
+    command = ["nvidia-smi", f"--{query}={','.join(fields)}", "--format=csv,noheader,nounits", f"--id={index}"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    values = [value.strip() for value in answer.stdout.strip().split(",")]
-    return values if len(values) == len(fields) else []
+    rows = [[value.strip() for value in line.split(",")] for line in answer.stdout.strip().splitlines()]
+    return [row for row in rows if len(row) == len(fields)]
 
 
 def _gpu(device: str) -> dict[str, float | str]:

@@ -114,7 +114,7 @@ def test_compare_outside_a_repository_says_so(frostline, bench, tmp_path):
 
 
 def test_help_is_there_for_every_command(frostline):
-    for command in ([], ["run"], ["compare"], ["report"], ["chart", "crossover"], ["gate"], ["cost"]):
+    for command in ([], ["run"], ["compare"], ["report"], ["chart", "crossover"], ["gate"], ["cost"], ["doctor"]):
         done = frostline(*command, "--help")
         assert done.returncode == 0 and "Usage" in done.stdout
 
