@@ -41,7 +41,11 @@ class _Subject:
 
 _SUBJECTS: Mapping[str, _Subject] = {
     PEAK_ALLOCATED.name: _Subject("Peak memory", "", "one forward and backward, inputs and weights included"),
-    STEP_TIME.name: _Subject("Step time", "-time", "one forward and backward; bars: ± half the interquartile range"),
+    STEP_TIME.name: _Subject(
+        "Step time",
+        "-time",
+        "one forward and backward; bars: ± half the interquartile range of the processes, or of the samples of the only one",
+    ),
 }
 METRICS = tuple(_SUBJECTS)
 
@@ -121,7 +125,7 @@ def _picture(
         path=path,
         caption=f"{_sizes(evidence)}; {where}; {subject.note}",
     )
-    sentences = [f"{panel.title} ({kind}): {said}" for panel in panels for said in _said(panel)]
+    sentences = [f"{panel.title} ({kind}): {said}".strip() for panel in panels for said in _said(panel)]
     return Picture(path, sentences)
 
 

@@ -235,16 +235,17 @@ def chart_crossover(
     same sizes), and the step time as measured, with the lm_head frozen and trainable; and says where the lines cross.
     """
     from frostline.dashboards.charts import chosen_metrics, crossover_pictures
-    from frostline.harness.crossover import sessions_to_draw, stored_sessions
+    from frostline.harness.crossover import plans_to_draw, sessions_to_draw, stored_sessions
     from frostline.results.store import Store
 
     metrics = chosen_metrics(metric)
     request = _request(suite, preset, settings, implementations)
+    wanted = [] if session else plans_to_draw(request, metrics, against)
     with Store.open(db, create=fill and not session) as store:
         if session:
             shown = stored_sessions(session, request, store)
         else:
-            shown = sessions_to_draw(request, metrics, against, store, _progress(), _command_line(), fill=fill)
+            shown = sessions_to_draw(wanted, against, store, _progress(), _command_line(), fill=fill)
         for picture in crossover_pictures(shown, out, against, metrics=metrics, samples=store.samples):
             print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from frostline.harness import session as sessions
 from frostline.harness.commands import TARGET, measure, predict
@@ -20,52 +20,71 @@ LENGTH = "seq_len"
 CLOSER = 8  # halvings of a crossing's range: from a factor of 2 to one of 1.003 at most
 
 
-def sessions_to_draw(
-    request: Request,
-    metrics: Collection[str],
-    against: str | None,
-    store: Store,
-    progress: Progress,
-    command: str,
-    *,
-    fill: bool,
-) -> list[tuple[Evidence, Role]]:
-    """The cost model's session at full size, where memory is drawn, and this machine's own measurements.
+@dataclass(frozen=True)
+class Wanted:
+    """A plan whose figures a chart shows, in which role, and the request that led to it."""
 
-    Sessions that the store holds of the code that is installed are used; what is missing is predicted or measured.
+    role: Role
+    request: Request
+    plan: Plan
+
+
+def plans_to_draw(request: Request, metrics: Collection[str], against: str | None) -> list[Wanted]:
+    """The cost model's plan at full size, where memory is drawn, and that of this machine's own measurements.
 
     Args:
         request: the suite, and if typed preset, settings and implementations. Without a preset the cost model takes
             `crossover`; measured is the same with a GPU, `crossover_small` without.
         metrics: what will be drawn; times are not predicted.
-        against: the side whose line the others' crossings are looked for; None: `torch` where it is one, else the baseline.
+        against: the side that the others will be compared with; None: `torch` where it is one, else the baseline.
+
+    Raises:
+        UsageError: something that the suite does not have.
+    """
+    device = "cuda" if query_gpu(["name"]) else "cpu"
+    targets = [(Role.MEASURE, "crossover" if device == "cuda" else "crossover_small", device)]
+    if PEAK_ALLOCATED.name in metrics:
+        targets.insert(0, (Role.PREDICT, "crossover", TARGET))
+    wanted = []
+    for role, preset, where in targets:
+        asked = replace(request, preset=request.preset or preset, device=where)
+        plan = plan_run(asked)
+        names = [side.implementation for side in plan.sides]
+        if against is not None and against not in names:
+            raise UsageError(f"--against: no side {against!r}; drawn are {', '.join(names)}")
+        wanted.append(Wanted(role, asked, plan))
+    return wanted
+
+
+def sessions_to_draw(
+    wanted: Sequence[Wanted], against: str | None, store: Store, progress: Progress, command: str, *, fill: bool
+) -> list[tuple[Evidence, Role]]:
+    """The sessions of these plans: what the store holds of the code that is installed; the rest is predicted or measured.
+
+    Args:
+        wanted: from `plans_to_draw`.
+        against: the side whose line the others' crossings are looked for.
         fill: False refuses to measure anything.
 
     Returns:
         The sessions as if they had the wanted sides and cases alone, each with the role of the figures to draw.
 
     Raises:
-        UsageError: something that the suite does not have, or nothing stored and `fill` is False.
+        UsageError: nothing stored and `fill` is False.
+        NothingMeasured: no process was ok.
     """
-    device = "cuda" if query_gpu(["name"]) else "cpu"
-    own_preset = "crossover" if device == "cuda" else "crossover_small"
-    wanted = [(Role.PREDICT, "crossover", TARGET)] if PEAK_ALLOCATED.name in metrics else []
     shown = []
-    for role, preset, where in [*wanted, (Role.MEASURE, own_preset, device)]:
-        asked = replace(request, preset=request.preset or preset, device=where)
-        plan = plan_run(asked)
-        names = [side.implementation for side in plan.sides]
-        if against is not None and against not in names:
-            raise UsageError(f"--against: no side {against!r}; drawn are {', '.join(names)}")
-        session = _stored(plan, role, store)
+    for one in wanted:
+        session = _stored(one.plan, one.role, store)
         if session is None and not fill:
-            command_for = f"frostline {'cost' if role is Role.PREDICT else 'run'} {asked.suite} --preset {asked.preset}"
-            raise UsageError(f"--no-fill: nothing stored for the preset {asked.preset}; {command_for}, or name a --session")
+            suite, preset = one.request.suite, one.request.preset
+            command_for = f"frostline {'cost' if one.role is Role.PREDICT else 'run'} {suite} --preset {preset}"
+            raise UsageError(f"--no-fill: nothing stored for the preset {preset}; {command_for}, or name a --session")
         if session is None:
-            session = (predict if role is Role.PREDICT else measure)(plan, store, progress, command).session
-        if role is Role.PREDICT and fill:
-            _close_in(asked, plan, against, session, store, progress)
-        shown.append((_part(plan, session, store), role))
+            session = (predict if one.role is Role.PREDICT else measure)(one.plan, store, progress, command).session
+        if one.role is Role.PREDICT and fill:
+            _close_in(one, against, session, store, progress)
+        shown.append((_part(one.plan, session, store), one.role))
     return shown
 
 
@@ -110,16 +129,17 @@ def _part(plan: Plan, session: Session, store: Store) -> Evidence:
     return narrowed(Evidence.load(store, session.id), [side.implementation for side in plan.sides], values)
 
 
-def _close_in(request: Request, plan: Plan, against: str | None, session: Session, store: Store, progress: Progress) -> None:
+def _close_in(wanted: Wanted, against: str | None, session: Session, store: Store, progress: Progress) -> None:
     """Predict more lengths around each crossing until it is known to 5 %: a straight line between far points may mislead."""
     sides = Plan.from_json(session.plan).sides  # all of them: it may have more than the plan, at other positions
     for _ in range(CLOSER):
-        evidence = _part(plan, session, store)
+        evidence = _part(wanted.plan, session, store)
         panels = load_panels(evidence, role=Role.PREDICT, against=against or usual_reference(evidence))
         found = [crossing for panel in panels for one in panel.comparisons for crossing in one.crossings]
         between = sorted({round((one.low * one.high) ** 0.5) for one in found if not one.is_narrow})
         if not between:
             return
-        closer = plan_run(replace(request, settings=[*request.settings, f"{LENGTH}={','.join(map(str, between))}"]))
+        settings = [*wanted.request.settings, f"{LENGTH}={','.join(map(str, between))}"]
+        closer = plan_run(replace(wanted.request, settings=settings))
         store.add_cases(session.id, closer.cases)
         sessions.predict(replace(closer, sides=sides), store, session, progress)
