@@ -17,6 +17,7 @@ from frostline.harness.surroundings import Host, Interval
 from frostline.results.flags import THROTTLE_BITS
 from frostline.results.units import format_value
 
+CALM_LOAD = 0.5  # for each usable core: beyond it a step that uses them all often waits for one
 BUSY_SHARE = 0.2  # of a core: from here on another process is named
 STOLEN_SHARE = 0.01  # of the host's time: a tenth of a second in ten
 LEAST_MEMORY = 2 * 2**30  # bytes: two live processes with torch take about one GiB before a step has any tensor
@@ -79,7 +80,7 @@ def load(host: Host) -> Finding:
     if host.load is None:
         return check.unknown()
     found = f"{host.load:.2f} over the last minute, {_cores(len(host.usable))} usable"
-    return check.warn(found) if host.load > len(host.usable) / 2 else check.ok(found)
+    return check.warn(found) if host.load > CALM_LOAD * len(host.usable) else check.ok(found)
 
 
 def neighbours(second: Interval) -> Finding:

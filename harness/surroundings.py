@@ -135,13 +135,13 @@ def read_moment(root: Path, at: float) -> Moment:
 
 
 def between(first: Moment, second: Moment, ticks_per_second: int, own_pid: int) -> Interval:
-    """What happened between two moments, our own process aside."""
+    """What happened between two moments: who else used a core at all, the busiest first, and what the counters say."""
     seconds = max(second.at - first.at, 1e-9)
-    busy = [
-        Busy(pid, name, (ticks - first.processes.get(pid, (name, 0))[1]) / ticks_per_second / seconds)
+    used = {
+        pid: Busy(pid, name, (ticks - first.processes.get(pid, (name, 0))[1]) / ticks_per_second / seconds)
         for pid, (name, ticks) in second.processes.items()
-        if pid != own_pid
-    ]
+    }
+    busy = [one for pid, one in used.items() if pid != own_pid and one.share > 0]
     cpu, stolen = _change(first.cpu_ticks, second.cpu_ticks), _change(first.stolen_ticks, second.stolen_ticks)
     return Interval(
         seconds=seconds,
@@ -244,8 +244,11 @@ def _cores(listed: str) -> list[int]:
 
 
 def _turbo(cpus: Path) -> bool | None:
-    off = _number(cpus / "intel_pstate/no_turbo")
-    return off == 0 if off is not None else None if (boost := _number(cpus / "cpufreq/boost")) is None else boost == 1
+    """Whether clocks may go above the nominal one, by Intel's driver or by the others'."""
+    off, boost = _number(cpus / "intel_pstate/no_turbo"), _number(cpus / "cpufreq/boost")
+    if off is not None:
+        return off == 0
+    return None if boost is None else boost == 1
 
 
 def _on_battery(supplies: Path) -> bool | None:
