@@ -16,6 +16,7 @@ from frostline.results.noise_report import noise_table
 from frostline.results.policy import Policy
 from frostline.results.record import Case, Machine, Outcome, Role
 from frostline.results.report import bench_table, markdown_comparison, verdict_table
+from frostline.results.simulate import noisy_rate
 from frostline.results.store import Store
 
 CALM = [0.004, -0.003, 0.002, -0.005, 0.001, 0.003, -0.002, 0.0]
@@ -64,6 +65,12 @@ def test_noise_is_the_standard_deviation_of_normal_rounds_and_ignores_one_wild_o
     assert noise_of_a_round(rounds) == pytest.approx(0.02, rel=0.05)
     assert noise_of_a_round([*rounds[:-1], 5.0]) == pytest.approx(0.02, rel=0.05)
     assert math.isnan(noise_of_a_round([]))
+
+
+def test_a_calm_machine_passes_and_a_loud_one_fails_as_simulated():
+    assert noisy_rate(0.02, trials=200) == 0.0
+    assert noisy_rate(0.03, trials=200) < 0.08
+    assert noisy_rate(0.08, trials=200) > 0.8
 
 
 def test_a_noisy_machine_is_marked_in_every_report_until_a_calmer_self_comparison(store, add):
