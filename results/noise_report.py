@@ -24,7 +24,7 @@ def noise_table(found: SelfComparison, machine: Machine) -> Table:
     delta = format_percent(found.steps[0].verdict.delta) if found.steps else MISSING
     notes = [
         "A/A ratio: the installed code over itself (99 % interval); noise: robust standard deviation of the rounds' log ratios",
-        f"told: the smallest change that the rule (delta {delta}) calls faster or slower {format_percent(FOUND)} of the time at that noise",
+        f"told: the smallest change called faster or slower {format_percent(FOUND)} of the time at that noise (delta {delta})",
         f"device {found.session.device}, {found.session.plan.get('threads')} threads; session {found.session.id}",
         found.conclusion,
     ]
