@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from frostline.results.record import Case, Params, UsageError
+from frostline.results.record import METRICS, STEP_TIME, Case, Params, UsageError
 
 Value: TypeAlias = int | float | str | bool
 Outputs: TypeAlias = Mapping[str, Any]
@@ -36,7 +36,9 @@ class Step:
     memory above the inputs is told from the inputs. For correctness: `outputs` returns the named tensors of a run,
     `reference` the same names in higher precision, `yardstick` the same names from plain code in the same precision: a side
     is wrong when its error exceeds `allowed_over_yardstick` times the yardstick's (or `tolerance` where there is none).
-    `inputs` are tensors that stay alive between steps, for the cost model; `detail` is stored with the process.
+    `detail` is stored with the process. `omit` names metrics that no meter can read of this step, such as the FLOPs of a kernel
+    that hides its products, or the peak of compiled code on a CPU, which torch runs eagerly in the tracker's sight: they are
+    left out instead of being wrong.
     """
 
     run: Callable[[], Any]
@@ -47,6 +49,13 @@ class Step:
     tolerance: float = 1e-5
     allowed_over_yardstick: float = 2.0
     detail: Mapping[str, Any] = field(default_factory=dict)
+    omit: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        for metric in self.omit:
+            if metric not in METRICS or metric == STEP_TIME.name:
+                wanted = ", ".join(name for name in METRICS if name != STEP_TIME.name)
+                raise UsageError(f"Step: omit: got {metric!r}, wanted some of {wanted}")
 
 
 class Skipped(Exception):

@@ -101,7 +101,8 @@ class Worker:
             from frostline.harness.meters.resident import measure_resident
 
             measurements = measure_resident(self.step)
-        return {"measurements": measurements, "environment": self._environment()}
+        told = {metric: value for metric, value in measurements.items() if metric not in self.step.omit}
+        return {"measurements": told, "environment": self._environment()}
 
     def verify(self, request: Reply) -> Reply:
         """The outputs' errors against the reference; an empty list where the suite has none."""

@@ -176,4 +176,5 @@ def grpo(
         yardstick=reference.yardstick,
         allowed_over_yardstick=side.allowed_over_yardstick,
         detail=side.detail,
+        omit=side.omit,
     )

@@ -1,7 +1,8 @@
 """Watching the torch operators of a step: the ground that the meters for memory and for counts stand on.
 
-A `TorchDispatchMode` sees an operator after autograd, once for the forward and once for each node of the backward. Two things
-must not depend on how a step is called, or figures of fake and of real tensors would differ:
+A `TorchDispatchMode` sees an operator after autograd, once for the forward and once for each node of the backward. Compiled
+code runs eagerly in its sight: torch would otherwise compile every operator of it by itself. Two things must not depend on how
+a step is called, or figures of fake and of real tensors would differ:
 
 - an operator that torch composes of others (`matmul`, `linear`) arrives whole under `torch.inference_mode`, where no autograd
   key takes it apart, and in parts elsewhere: it is always taken apart here;
@@ -11,6 +12,7 @@ must not depend on how a step is called, or figures of fake and of real tensors 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,6 +64,21 @@ class OperatorWatch(TorchDispatchMode):
         self._before = before
         self._after = after
         self._call = call
+        self._stances: list[Any] = []
+
+    def __enter__(self) -> Any:
+        # Nothing can have been compiled where the compiler was not imported; asking for it here would take 2 s.
+        if "torch._dynamo" in sys.modules:
+            self._stances.append(torch.compiler.set_stance("force_eager"))
+            self._stances[-1].__enter__()
+        else:
+            self._stances.append(None)
+        return super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]  # untyped in torch
+        if (stance := self._stances.pop()) is not None:
+            stance.__exit__(*exception)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

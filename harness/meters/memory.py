@@ -63,11 +63,11 @@ class LiveBytes:
         self._watch = OperatorWatch(before=self._see, after=self._see)
 
     def __enter__(self) -> LiveBytes:
-        self._watch.__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._watch.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._watch.__exit__(*exception)  # type: ignore[no-untyped-call]  # untyped in torch
+        self._watch.__exit__(*exception)
 
     def reset_peak(self) -> None:
         """Let `peak` start from what is alive now."""

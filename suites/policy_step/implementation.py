@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -24,13 +24,14 @@ class Implementation:
 
     loss: a forward, whose scalar a backward can be called on. logp: the log-probs [B, T] that it works with.
     allowed_over_yardstick: how much further than plain torch it may be from the reference.
-    detail: what to keep of it, such as the version of its package.
+    detail: what to keep of it, such as the version of its package. omit: metrics that no meter can read of it.
     """
 
     loss: Callable[[], Tensor]
     logp: Callable[[], Tensor]
     allowed_over_yardstick: float = COMMON_BOUND
     detail: Mapping[str, str] = field(default_factory=dict)
+    omit: Collection[str] = ()
 
 
 def reference_logp(log_probs: LogProbs, batch: Batch) -> Tensor | None:

@@ -33,6 +33,7 @@ from frostline.suites.policy_step.plain import EPSILON, Question, logp_of
 # softmax's share is below: its d_hidden is off by |E_p[w]| / |w| = hidden^-1/2, 1.6 %, where plain torch is off by 0.2 %.
 # That is its trade of accuracy for time, so its time is shown together with its error instead of being called wrong.
 CCE_BOUND = 12.0
+_UNREAD_COMPILED = ("operators",)  # in the sight of a meter that watches operators, torch runs compiled code eagerly
 _TRL_CHUNK = 32_768  # the width of the vocabulary's chunks in TRL's trainers
 _NOT_IN_THE_TARGETS = -100
 
@@ -54,7 +55,8 @@ def torch_compile(batch: Batch, question: Question) -> Implementation:
 
     compiled = torch.compile(plain_loss_on(log_probs, batch, question), dynamic=False)
     alone = torch.compile(logp_alone(log_probs, batch), dynamic=False)
-    return Implementation(compiled, alone, detail={"torch": torch.__version__})
+    omit = _UNREAD_COMPILED if batch.hidden.is_cuda else (*_UNREAD_COMPILED, "peak_allocated", "peak_above_inputs")
+    return Implementation(compiled, alone, detail={"torch": torch.__version__}, omit=omit)
 
 
 def liger(batch: Batch, question: Question) -> Implementation:
@@ -98,7 +100,8 @@ def liger(batch: Batch, question: Question) -> Implementation:
         found: Tensor = LigerFusedLinearPPOBase.chunk_forward(batch.hidden, batch.weight, batch.targets, batch.bias)
         return found
 
-    return Implementation(loss, logp, detail={"liger-kernel": version("liger-kernel")})
+    omit = _UNREAD_COMPILED if module.compiled else ()
+    return Implementation(loss, logp, detail={"liger-kernel": version("liger-kernel")}, omit=omit)
 
 
 def trl(batch: Batch, question: Question) -> Implementation:
@@ -139,7 +142,8 @@ def cce(batch: Batch, question: Question) -> Implementation:
         return -losses
 
     detail = {"cut-cross-entropy": version("cut-cross-entropy")}
-    return Implementation(plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch), CCE_BOUND, detail)
+    loss, logp = plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch)
+    return Implementation(loss, logp, CCE_BOUND, detail, omit=("flops",))  # its products are inside its own kernels
 
 
 PEERS: dict[str, Callable[[Batch, Question], Implementation]] = {

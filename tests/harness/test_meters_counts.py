@@ -155,3 +155,22 @@ def test_questions_about_a_tensor_are_no_operators() -> None:
         x = torch.ones(4, 4)
         figures = count(Step(run=lambda: (x.device, x.size(), x.stride(), x.is_contiguous(), x.numel(), x.dim())))
     assert figures["operators"] == 0
+
+
+def test_compiled_code_is_counted_as_it_is_written():
+    """In the sight of a meter it runs eagerly; nothing is compiled anew for it, and afterwards the compiled code is back."""
+    calls = []
+
+    def backend(graph, _):
+        calls.append("compiled")
+        return lambda *inputs: calls.append("ran") or graph(*inputs)
+
+    def plain(x):
+        return (x @ x).sin().sum()
+
+    x = torch.randn(8, 8)
+    compiled = torch.compile(plain, backend=backend)
+    compiled(x)
+    assert count(Step(lambda: compiled(x))) == count(Step(lambda: plain(x)))
+    compiled(x)
+    assert calls == ["compiled", "ran", "ran"]

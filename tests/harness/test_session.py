@@ -232,6 +232,29 @@ def shared(implementation, device, *, n):
 """
 
 
+OMITTING = """
+import time
+from frostline.harness import Step, suite
+
+@suite(axes={"metric": ["peak_resident", "peak"]}, implementations=["all", "some"])
+def omitting(implementation, device, *, metric):
+    return Step(run=lambda: time.sleep(0.001), omit=[metric] if implementation == "some" else [])
+"""
+
+
+def test_a_metric_that_no_meter_can_read_is_left_out(measured):
+    one = measured()
+    one.file.write_text(OMITTING)
+    one.plan = plan_run(Request(str(one.file), settings=["metric=peak_resident"], rounds=1))
+    one.session = sessions.open_session(one.plan, one.store, "test", {})
+    one.go()
+    assert [set(item.measurements) for item in one.records()] == [{"step_time", "peak_resident"}, {"step_time"}]
+    one.plan = plan_run(Request(str(one.file), settings=["metric=peak"], rounds=1))
+    one.session = sessions.open_session(one.plan, one.store, "test", {})
+    with pytest.raises(UsageError, match="Step: omit: got 'peak', wanted some of peak_allocated, "):
+        one.go()
+
+
 class Shared(Measured):
     """One session of a suite whose sides take part in different shares of it."""
 
