@@ -110,9 +110,13 @@ class Evidence:
 
     def takes_part(self, case_id: str, position: int) -> bool:
         """Whether the session's plan measures a side in a case: a preset may leave it out of some."""
+        return self.planned_rounds(case_id, position) != 0
+
+    def planned_rounds(self, case_id: str, position: int) -> int | None:
+        """The rounds that the plan gave a side in a case where it gave it fewer than the others, 0 for none; else None."""
         (implementation,) = (side.implementation for side in self.sides if side.position == position)
         fewer: Mapping[str, Mapping[str, int]] = self.session.plan.get("fewer_rounds", {})
-        return fewer.get(case_id, {}).get(implementation) != 0
+        return fewer.get(case_id, {}).get(implementation)
 
     def records(self, case_id: str, position: int, role: Role) -> list[ProcessRecord]:
         """The counted processes of one role of a side on a case, in the order they were stored."""

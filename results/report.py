@@ -1,16 +1,18 @@
 """The tables that people read: what a session measured, and what was concluded of it.
 
-`bench_table` has a row for each case and columns for each side; `verdict_table` a row for each verdict, the worst first. Both
-make a `table.Table`, which prints itself for terminals, logs and pull requests.
+`bench_table` has a row for each case and columns for each side, or with many sides a row for each side of a case;
+`verdict_table` a row for each verdict, the worst first. Both make a `table.Table`, which prints itself for terminals, logs and
+pull requests.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from frostline.results.evidence import Evidence, side_names, varying_axes
+from frostline.results.notes import notes, plain, skipped_throughout, suite_of
 from frostline.results.record import (
     FLOPS,
     PEAK_ABOVE_INPUTS,
@@ -19,6 +21,7 @@ from frostline.results.record import (
     STEP_TIME,
     Case,
     Kind,
+    Reason,
     Role,
     SideRecord,
     Status,
@@ -32,37 +35,67 @@ from frostline.results.verdict import ONE_FOR_ALL, said_once, tally, worst_first
 STATUS_SHOWN = {Status.OOM: "OOM", Status.WRONG: "wrong", None: "not measured"}
 TOPICS = {STEP_TIME.name: "time", PEAK_ALLOCATED.name: "memory", PEAK_RESIDENT.name: "memory", FLOPS.name: "FLOPs"}
 """The metrics that `bench_table` tells savings and verdicts of, as it calls them; `verdict_table` has the others too."""
+MOST_ABREAST = 3  # sides; more would make a row that no screen or page is wide enough for
+
+_Found: TypeAlias = Mapping[tuple[str, int, str], Verdict]  # by case, side and metric
+_Grid: TypeAlias = tuple[list[Column], list[list[Cell]]]
 
 
 def bench_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> Table:
-    """A row for each case: the axes that vary, then for each side its time with spread and its peak memory, and for each side
-    but the baseline the saving, the error against the reference and the verdicts.
+    """For each case and side its time with spread and its peak memory, and for each side but the baseline the saving, the error
+    against the reference and the verdicts; in front of them the axes that vary.
 
-    A side that failed or is wrong shows that word in place of figures. A session that only asked the cost model shows its
-    predicted bytes and FLOPs; where both were done, the prediction stands below the measurement.
+    Up to three sides stand abreast, a row for each case. More have a row each. A side that failed or is wrong shows that word
+    in place of figures; one that was skipped in every case is in the notes alone. A session that only asked the cost model
+    shows its predicted bytes and FLOPs; where both were done, the prediction stands below the measurement.
     """
-    axes = varying_axes(evidence.cases)
-    columns = [Column(axis, figures=_numeric(evidence.cases, axis)) for axis in axes]
-    names, role = side_names(evidence.sides), _shown_role(evidence)
-    sides = [evidence.baseline, *evidence.others]
+    role, names = _shown_role(evidence), side_names(evidence.sides)
+    skipped = skipped_throughout(evidence, role)
+    sides = [evidence.baseline, *(side for side in evidence.others if side.position not in skipped)]
+    found = {(one.case_id, one.position, one.metric): one for one in verdicts if one.role is role}
+    make = _abreast if len(sides) <= MOST_ABREAST else _one_below_the_other
+    more, rows = make(evidence, sides, role, found)
+    columns = [Column(axis, figures=_numeric(evidence.cases, axis)) for axis in varying_axes(evidence.cases)]
+    title = f"{suite_of(evidence.cases)} on {evidence.machine.label}"
+    left_out = [f"{names[position]} skipped: {reason}" for position, reason in skipped.items()]
+    return Table(title, columns + more, rows, [*notes(evidence, verdicts), *left_out])
+
+
+def _abreast(evidence: Evidence, sides: Sequence[SideRecord], role: Role, found: _Found) -> _Grid:
+    """Columns for each side, and a row for each case."""
+    names, columns = side_names(evidence.sides), []
     for side in sides:
         columns.append(Column(names[side.position], figures=True))
-        if side is not sides[0]:
+        if side is not evidence.baseline:
             prefix = "" if len(sides) == 2 else f"{names[side.position]} "
             columns += [
                 Column(f"{prefix}saves", figures=True),
                 Column(f"{prefix}error", figures=True),
                 Column(f"{prefix}verdict"),
             ]
-    found = {(one.case_id, one.position, one.metric): one for one in verdicts if one.role is role}
     rows = [
-        [
-            *((_plain(case.params.get(axis)),) for axis in axes),
-            *(cell for side in sides for cell in _side_cells(evidence, case, side, role, found)),
-        ]
+        [*_place(evidence, case), *(cell for side in sides for cell in _side_cells(evidence, case, side, role, found))]
         for case in evidence.cases
     ]
-    return Table(f"{_suite(evidence.cases)} on {evidence.machine.label}", columns, rows, notes(evidence, verdicts))
+    return columns, rows
+
+
+def _one_below_the_other(evidence: Evidence, sides: Sequence[SideRecord], role: Role, found: _Found) -> _Grid:
+    """The same columns for every side, and a row for each side of each case that it takes part in."""
+    names = side_names(evidence.sides)
+    headers = ("measured" if role is Role.MEASURE else "predicted", "saves", "error")
+    rows = []
+    for case in evidence.cases:
+        for side in (side for side in sides if evidence.takes_part(case.id, side.position)):
+            first, *rest = _side_cells(evidence, case, side, role, found)
+            saves, error, verdict = rest or ((MISSING,), _errors(evidence, case, side), ("baseline",))
+            rows.append([*_place(evidence, case), (names[side.position],), first, saves, error, verdict])
+    return [Column("side"), *(Column(header, figures=True) for header in headers), Column("verdict")], rows
+
+
+def _place(evidence: Evidence, case: Case) -> list[Cell]:
+    """The values of the axes that vary."""
+    return [(plain(case.params.get(axis)),) for axis in varying_axes(evidence.cases)]
 
 
 def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evidence | None = None) -> Table:
@@ -86,7 +119,7 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
     common = set.intersection(*(set(one.flags) for one in told)) if told else set()  # the notes say them for all
     for one in told:
         case = cases[one.case_id]
-        place = [(_plain(case.params.get(axis)),) for axis in axes] + ([(names[one.position],)] if several else [])
+        place = [(plain(case.params.get(axis)),) for axis in axes] + ([(names[one.position],)] if several else [])
         baseline = _figure(base or evidence, one.baseline_position, one)
         own = [flag for flag in one.flags if flag not in common]
         why = (one.sentence, f"({', '.join(own)})") if own else (one.sentence,)
@@ -101,7 +134,7 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
                 why,
             ]
         )
-    return Table(f"{_suite(evidence.cases)}: {tally(told)}", columns, rows, notes(evidence, verdicts))
+    return Table(f"{suite_of(evidence.cases)}: {tally(told)}", columns, rows, notes(evidence, verdicts))
 
 
 def markdown_comparison(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:
@@ -109,40 +142,6 @@ def markdown_comparison(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:
     table = verdict_table(evidence, verdicts)
     figures = bench_table(evidence, verdicts).markdown()
     return f"{table.markdown()}\n\n<details><summary>Every figure</summary>\n\n{figures}\n\n</details>\n"
-
-
-def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
-    """What stands below a table: where, how and on what it was measured, and every flag with how many verdicts carry it."""
-    session, cases = evidence.session, evidence.cases
-    varying = set(varying_axes(cases))
-    fixed = [f"{axis}={_plain(value)}" for axis, value in (cases[0].params if cases else {}).items() if axis not in varying]
-    measured = [record for record in evidence.processes if record.counted and record.role is Role.MEASURE]
-    versions = ", ".join(dict.fromkeys(case.suite_version for case in cases))
-    where = f"device {session.device}; machine" if measured else f"predicted for {session.device} on"
-    lines = [f"{_suite(cases)} {versions}; {where} {evidence.machine.label}"]
-    lines += [f"always {', '.join(fixed)}"] if fixed else []
-    if measured:
-        rounds = _rounds(evidence)
-        how = ", ".join(dict.fromkeys(f"{record.isolation}, interleaved by {record.interleave}" for record in measured))
-        lines.append(f"{rounds} rounds, a fresh process of each side in every one ({how})")
-        lines.append(
-            "time: median of the processes' medians ± half their interquartile range; memory: peak (+ above the inputs)"
-        )
-        if len({side.implementation for side in evidence.sides}) > 1:
-            lines.append("saves: of a time, by the rounds' ratios with their 99 % interval; of the rest, by the figures shown")
-    else:
-        lines.append("by the cost model, on tensors that hold no data: nothing ran, so there are no times")
-    if any(record.verifications for record in evidence.processes):
-        lines.append("error: ||output - reference|| / ||reference||, the reference in higher precision")
-    lines.append(f"baseline {side_names(evidence.sides)[evidence.baseline.position]}; session {session.id}")
-    names = side_names(evidence.sides)
-    for side in evidence.sides:
-        if "commit" in side.detail:
-            changed = ", with changes" if side.detail.get("dirty") else ""
-            lines.append(f"{names[side.position]}: {side.detail['commit'][:12]}{changed} ({side.detail.get('subject', '')})")
-    flagged = Counter(flag for one in verdicts for flag in one.flags)
-    lines += [f"flag: {flag} ({count} verdict{'s' if count > 1 else ''})" for flag, count in flagged.items()]
-    return lines + ([evidence.noise_mark] if evidence.noise_mark else [])
 
 
 def _side_cells(
@@ -154,12 +153,17 @@ def _side_cells(
     yield tuple(_figures(evidence, case, side, role)) if ok else (STATUS_SHOWN.get(standing.status, str(standing.status)),)
     if side.position == evidence.baseline.position:
         return
-    judged = [found[key] for name in TOPICS if (key := (case.id, side.position, name)) in found]
+    told = [found[key] for name in TOPICS if (key := (case.id, side.position, name)) in found]
+    judged = [one for one in told if one.reason is not Reason.NO_VALUE]
     settled = [one for one in judged if not math.isnan(one.effect)]
     yield tuple(map(_saving, settled)) or (MISSING,)
-    checked = evidence.verifications(case.id, side.position)
-    yield tuple(f"{one.output} {one.relative:.1e}" for one in checked) or (MISSING,)
+    yield _errors(evidence, case, side)
     yield _verdict_lines(judged)
+
+
+def _errors(evidence: Evidence, case: Case, side: SideRecord) -> Cell:
+    checked = evidence.verifications(case.id, side.position)
+    return tuple(f"{one.output} {one.relative:.1e}" for one in checked) or (MISSING,)
 
 
 def _saving(one: Verdict) -> str:
@@ -230,21 +234,6 @@ def _peak_metric(evidence: Evidence, case: Case, side: SideRecord, role: Role) -
 
 def _topic(metric: str) -> str:
     return TOPICS.get(metric, metric.replace("_", " "))
-
-
-def _suite(cases: Sequence[Case]) -> str:
-    return ", ".join(dict.fromkeys(case.suite for case in cases)) or "no case"
-
-
-def _rounds(evidence: Evidence) -> str:
-    """How many rounds the cases had: `8`, or `8 to 16` where some had a second look."""
-    counts = {len(evidence.records(case.id, evidence.baseline.position, Role.MEASURE)) for case in evidence.cases}
-    return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-
-
-def _plain(value: object) -> str:
-    """An axis value as tables print it: whole numbers with thousands separators, all else as it is."""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _numeric(cases: Sequence[Case], axis: str) -> bool:

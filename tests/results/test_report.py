@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -173,6 +174,73 @@ def test_several_sides_each_have_their_columns(make_world):
     assert headers[-2:] == ["torch error", "torch verdict"]
     assert [row[1] for row in bench_table(evidence, verdicts).rows] == [("not measured",)]
     assert "side" in [column.header for column in verdict_table(evidence, verdicts).columns]
+
+
+PEERS = ("unpruned", "pruned", "torch", "liger", "cce")
+
+
+@pytest.fixture
+def crowd(make_world):
+    """Five sides on two cases: the fourth takes two rounds of the first case alone, the last is not installed."""
+    world = make_world(PEERS, [128_256, 151_936])
+    first, second = (case.id for case in world.cases)
+    world.session.plan["fewer_rounds"] = {first: {"liger": 2, "cce": 2}, second: {"liger": 0, "cce": 0}}
+    for case, position, number in itertools.product(range(2), range(4), range(8)):
+        if position < 3 or (case == 0 and number < 2):
+            world.process(
+                position, number, case=case, measurements={"step_time": 1e6 * (position + 1), "peak_allocated": 2.0**20}
+            )
+            if position:
+                world.ratio(position, number, math.log(position + 1) + 1e-4 * number, case=case)
+    for position in range(4):
+        world.verify(position, 1e-6, 1e-5)
+    world.process(4, -1, role=Role.VERIFY, status=Status.SKIPPED, reason="cce is not installed")
+    return Evidence(world.session, world.machine, world.sides, world.cases, world.processes, world.ratios)
+
+
+def test_many_sides_stand_one_below_the_other(crowd):
+    table = bench_table(crowd, judge_session(crowd))
+    assert [column.header for column in table.columns] == ["vocab", "side", "measured", "saves", "error", "verdict"]
+    assert [(row[0][0], row[1][0]) for row in table.rows] == [
+        *(("128,256", name) for name in PEERS[:4]),
+        *(("151,936", name) for name in PEERS[:3]),
+    ]
+    assert table.rows[0][3:] == [("-",), ("loss 1.0e-06",), ("baseline",)]
+    pruned, liger = table.rows[1], table.rows[3]
+    assert pruned[2] == ("2.000 ± 0.000 ms", "1.000 MiB") and pruned[5] == ("time: slower", "memory: same")
+    assert liger[5] == ("time: inconclusive", "memory: same")
+    assert max(map(len, table.text().split("\n\n")[1].splitlines())) <= 110
+
+
+def test_a_metric_that_one_side_does_not_have_is_left_to_the_verdicts(make_world):
+    world = make_world()
+    for position, figures in enumerate(({"step_time": 1e6, "flops": 1e12}, {"step_time": 1e6})):
+        world.process(position, 0, measurements=figures)
+    evidence = Evidence(world.session, world.machine, world.sides, world.cases, world.processes)
+    verdicts = judge_session(evidence)
+    assert bench_table(evidence, verdicts).rows[0][-1] == ("time: inconclusive",)
+    assert "flops" in [row[0][0] for row in verdict_table(evidence, verdicts).rows]
+
+
+def test_what_takes_part_in_less_is_in_the_notes(crowd):
+    verdicts = judge_session(crowd)
+    table = bench_table(crowd, verdicts)
+    assert "2 rounds, in 1 of 2 cases: liger, cce" in table.notes
+    assert "cce skipped: cce is not installed" in table.notes
+    assert not any("not verified" in note for note in table.notes), "what was skipped is not unverified"
+    second = crowd.cases[1].id
+    assert {verdict.position for verdict in verdicts if verdict.case_id == second} == {1, 2}
+
+
+def test_a_side_that_is_skipped_everywhere_takes_no_columns(make_world):
+    world = make_world(("unpruned", "pruned", "liger"))
+    for position in range(2):
+        world.process(position, 0, measurements={"step_time": 1e6})
+    world.process(2, -1, role=Role.VERIFY, status=Status.SKIPPED, reason="liger-kernel is not installed")
+    evidence = Evidence(world.session, world.machine, world.sides, world.cases, world.processes)
+    table = bench_table(evidence, judge_session(evidence))
+    assert [column.header for column in table.columns] == ["unpruned", "pruned", "saves", "error", "verdict"]
+    assert "liger skipped: liger-kernel is not installed" in table.notes
 
 
 def side(position, implementation, source, kind="git"):

@@ -1,0 +1,108 @@
+"""What stands below a table: where, how and on what its figures were measured, and what to keep in mind when reading them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from frostline.results.evidence import Evidence, side_names, varying_axes
+from frostline.results.record import Case, ProcessRecord, Reason, Role, Status, Verdict
+
+
+def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
+    """Suite, device and machine, fixed axes, rounds, the meaning of the figures, sources, and every flag with its count."""
+    session, cases = evidence.session, evidence.cases
+    measured = [record for record in evidence.processes if record.counted and record.role is Role.MEASURE]
+    names = side_names(evidence.sides)
+    return [
+        *_where(evidence, measured),
+        *(_how(evidence, measured) if measured else _predicted()),
+        *_shares(evidence),
+        *(
+            ["error: ||output - reference|| / ||reference||, the reference in higher precision"]
+            if any(record.verifications for record in evidence.processes)
+            else []
+        ),
+        f"baseline {names[evidence.baseline.position]}; session {session.id}",
+        *_commits(evidence),
+        *_flags(verdicts),
+        *([evidence.noise_mark] if cases and evidence.noise_mark else []),
+    ]
+
+
+def skipped_throughout(evidence: Evidence, role: Role) -> dict[int, str]:
+    """The sides that were skipped in every case that they take part in, by position, with the reason of the first."""
+    found = {}
+    for side in evidence.sides:
+        cases = [case for case in evidence.cases if evidence.takes_part(case.id, side.position)]
+        standings = [evidence.standing(case.id, side.position, role) for case in cases]
+        if standings and all(standing.status is Status.SKIPPED for standing in standings):
+            found[side.position] = standings[0].reason
+    return found
+
+
+def suite_of(cases: Sequence[Case]) -> str:
+    """The suite's name, or that there is no case of one."""
+    return ", ".join(dict.fromkeys(case.suite for case in cases)) or "no case"
+
+
+def plain(value: object) -> str:
+    """An axis value as tables print it: whole numbers with thousands separators, all else as it is."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _where(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[str]:
+    cases = evidence.cases
+    versions = ", ".join(dict.fromkeys(case.suite_version for case in cases))
+    where = f"device {evidence.session.device}; machine" if measured else f"predicted for {evidence.session.device} on"
+    yield f"{suite_of(cases)} {versions}; {where} {evidence.machine.label}"
+    varying = set(varying_axes(cases))
+    fixed = [f"{axis}={plain(value)}" for axis, value in (cases[0].params if cases else {}).items() if axis not in varying]
+    if fixed:
+        yield f"always {', '.join(fixed)}"
+
+
+def _how(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[str]:
+    how = ", ".join(dict.fromkeys(f"{record.isolation}, interleaved by {record.interleave}" for record in measured))
+    yield f"{_rounds(evidence)} rounds, a fresh process of each side in every one ({how})"
+    yield "time: median of the processes' medians ± half their interquartile range; memory: peak (+ above the inputs)"
+    if len({side.implementation for side in evidence.sides}) > 1:
+        yield "saves: of a time, by the rounds' ratios with their 99 % interval; of the rest, by the figures shown"
+
+
+def _predicted() -> Iterator[str]:
+    yield "by the cost model, on tensors that hold no data: nothing ran, so there are no times"
+
+
+def _rounds(evidence: Evidence) -> str:
+    """How many rounds the cases had: `8`, or `8 to 16` where some had a second look."""
+    counts = {len(evidence.records(case.id, evidence.baseline.position, Role.MEASURE)) for case in evidence.cases}
+    return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+
+
+def _shares(evidence: Evidence) -> Iterator[str]:
+    """The sides that the plan gave less than the others: `6 rounds, in 2 of 4 cases: liger, trl`."""
+    shared: dict[str, list[str]] = {}
+    for side in evidence.sides:
+        planned = [evidence.planned_rounds(case.id, side.position) for case in evidence.cases]
+        fewer = {rounds for rounds in planned if rounds}
+        parts = [f"{', '.join(map(str, sorted(fewer)))} rounds"] if fewer else []
+        taken = sum(rounds != 0 for rounds in planned)
+        parts += [f"in {taken} of {len(planned)} cases"] if taken < len(planned) else []
+        if parts:
+            shared.setdefault(", ".join(parts), []).append(side_names(evidence.sides)[side.position])
+    yield from (f"{what}: {', '.join(names)}" for what, names in shared.items())
+
+
+def _commits(evidence: Evidence) -> Iterator[str]:
+    names = side_names(evidence.sides)
+    for side in evidence.sides:
+        if "commit" in side.detail:
+            changed = ", with changes" if side.detail.get("dirty") else ""
+            yield f"{names[side.position]}: {side.detail['commit'][:12]}{changed} ({side.detail.get('subject', '')})"
+
+
+def _flags(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Each flag with how many verdicts carry it; what was skipped or never measured has nothing to remark."""
+    flagged = Counter(flag for one in verdicts if one.reason is not Reason.NOT_MEASURED for flag in one.flags)
+    yield from (f"flag: {flag} ({count} verdict{'s' if count > 1 else ''})" for flag, count in flagged.items())
