@@ -87,7 +87,7 @@ def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> l
             tell_all(runs, plan, case, "predict")
             for run in runs:
                 run.prove()
-                if not run.live:  # its next case gets a fresh process
+                if not run.live and run.status is not Status.SKIPPED:  # its next case gets a fresh process
                     processes.pop(run.side.position).close()
             keeper.keep(case, -1, runs, role=Role.PREDICT)
             progress.step(plan.name_of(case))

@@ -81,9 +81,10 @@ def _rounds(evidence: Evidence) -> str:
 
 
 def _shares(evidence: Evidence) -> Iterator[str]:
-    """The sides that the plan gave less than the others: `6 rounds, in 2 of 4 cases: liger, trl`."""
+    """The sides that were measured and that the plan gave less than the others: `6 rounds, in 2 of 4 cases: liger, trl`."""
     shared: dict[str, list[str]] = {}
-    for side in evidence.sides:
+    measured = {record.position for record in evidence.processes if record.role is Role.MEASURE}
+    for side in (side for side in evidence.sides if side.position in measured):
         planned = [evidence.planned_rounds(case.id, side.position) for case in evidence.cases]
         fewer = {rounds for rounds in planned if rounds}
         parts = [f"{', '.join(map(str, sorted(fewer)))} rounds"] if fewer else []
