@@ -3,7 +3,10 @@
 Every function here takes a `Head` (flat rows, made by `checks`/`logprob`), runs without autograd, allocates through torch and
 never asks the device for a value. Notation: x raw logits, z transformed ones (`Transform`), p = softmax(z), t the target;
 
-    logp = z_t - log_z          d logp / d x_j = dz/dx_j ([j = t] - p_j)
+    logp = z_t - log sum exp z          d logp / d x_j = dz/dx_j ([j = t] - p_j)
+
+A tile of logits is a product with the weight and the work of `tiles` on it: in one kernel where the GPU has one (`fused`), else
+one after the other with the logits in memory between (`_Walk`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from frostline.kernels.lm_head import tiles
+from frostline.kernels.lm_head import fused, tiles
 from frostline.kernels.lm_head.plan import Needs, Plan
 from frostline.kernels.lm_head.transform import Transform
 from frostline.kernels.matmul import accumulator_dtype, mm_rounded, mm_wide
@@ -70,17 +73,29 @@ class Head:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Per row, [N] fp32 (fp64): log-prob of the target, log sum exp of the logits, and the entropy where it was asked for."""
+    """Per row, [N] fp32 (fp64): log-prob of the target; a reference near the largest logit, and log sum exp(z - reference), so
+    that log p = z - reference - log_total loses nothing however far from zero logits are; the entropy where asked for."""
 
     logp: Tensor
-    log_z: Tensor
+    reference: Tensor
+    log_total: Tensor
     entropy: Tensor | None = None
 
     @staticmethod
     def new(head: Head, *, entropy: bool) -> Statistics:
         """Storage for the rows of `head`, to be filled."""
-        count = head.hidden.shape[0]
-        return Statistics(head.empty(count), head.empty(count), head.empty(count) if entropy else None)
+        logp, reference, log_total = head.empty(3, head.hidden.shape[0])
+        return Statistics(logp, reference, log_total, head.empty(head.hidden.shape[0]) if entropy else None)
+
+    @property
+    def miss(self) -> Tensor:
+        """1 - p of the target, with all its digits where p is almost 1."""
+        return torch.expm1(self.logp).neg_()
+
+    def rows(self, rows: slice) -> Statistics:
+        """The same of some rows."""
+        entropy = None if self.entropy is None else self.entropy[rows]
+        return Statistics(self.logp[rows], self.reference[rows], self.log_total[rows], entropy)
 
 
 @dataclass(frozen=True)
@@ -94,15 +109,13 @@ class Gradients:
 
 def forward_only(head: Head, plan: Plan, *, entropy: bool = False) -> Statistics:
     """Log-probs (and entropies) alone: one product with the weight."""
-    count = head.hidden.shape[0]
-    result = Statistics.new(head, entropy=entropy)
-    buffer = _tile_buffer(head, plan)
-    for rows in _slices(count, plan.row_block):
+    result, walk = Statistics.new(head, entropy=entropy), _Walk(head, plan, tile=False)
+    for rows in _slices(head.hidden.shape[0], plan.row_block):
         block = head.rows(rows)
         running = _Running.new(block, moment=entropy)
         for columns in _slices(head.weight.shape[0], plan.vocab_tile):
-            running.reduce(_logits(block, columns, buffer), block, columns)
-        running.finish(block, result, rows)
+            walk.reduce(block, columns, running)
+        running.finish(block, result.rows(rows))
     return result
 
 
@@ -110,8 +123,8 @@ def stream(head: Head, plan: Plan, upstream: Upstream | None, *, entropy: bool =
     """Statistics and the hidden gradient in one pass, for a frozen head: two products with the weight.
 
     d logp / d hidden = dz/dx_t w_t - sum_j p_j dz/dx_j w_j is attention with the vocabulary as keys and values: per tile,
-    exp(z - reference) is multiplied onto the weight rows and summed in fp32, and divided by its total at the end. w_t is
-    added exactly, from the weight's own row.
+    exp(z - reference) is multiplied onto the weight rows and summed in fp32, and divided by its total at the end. The target's
+    own column is left out of it: w_t is added with the weight 1 - p_t, which stays exact where p_t is almost 1.
 
     Args:
         head: rows, of which whole blocks of `plan.row_block` are walked.
@@ -124,25 +137,22 @@ def stream(head: Head, plan: Plan, upstream: Upstream | None, *, entropy: bool =
     """
     count, width = head.hidden.shape
     result, gradient = Statistics.new(head, entropy=entropy), head.empty(count, width, dtype=head.hidden.dtype)
-    buffer = _tile_buffer(head, plan)
-    probabilities = None if plan.in_place else _tile_buffer(head, plan, plan.tile_dtype)
-    accumulator = head.empty(min(plan.row_block, count), width)
+    walk, accumulator = _Walk(head, plan), head.empty(min(plan.row_block, count), width)
     limit = _RESCALE_ABOVE.get(plan.tile_dtype, _RESCALE_ABOVE_DEFAULT)
     for rows in _slices(count, plan.row_block):
         block = head.rows(rows)
         running, mean = _Running.new(block, moment=entropy), accumulator[: block.hidden.shape[0]]
         for columns in _slices(head.weight.shape[0], plan.vocab_tile):
-            x = _logits(block, columns, buffer)
-            p = x if probabilities is None else probabilities[: x.shape[0], : x.shape[1]]
-            running.fold(x, None if probabilities is None else p, block, columns, limit)
+            p = walk.fold(block, columns, running, limit)
             if columns.start:
                 tiles.rescale_rows(mean, running.rescale)
             mm_wide(p, head.weight[columns], mean, accumulate=columns.start > 0)
-        running.finish(block, result, rows)
-        scale = torch.ones_like(running.total) if upstream is None else block.only_active(_asked(upstream, result, rows)[0])
-        onto_target = scale * head.transform.slope(running.target_logit)
-        onto_mean = scale * head.transform.steepest / running.total
-        tiles.finish_rows(mean, head.weight, block.targets, onto_target, onto_mean, gradient[rows])
+        total, others = running.finish(block, result.rows(rows))
+        scale = torch.ones_like(total) if upstream is None else block.only_active(_asked(upstream, result, rows)[0])
+        onto_target = scale * head.transform.slope(running.target_logit) * others
+        tiles.finish_rows(
+            mean, head.weight, block.targets, onto_target, scale * head.transform.steepest / total, gradient[rows]
+        )
     return result, gradient
 
 
@@ -167,11 +177,12 @@ def blocks(
     storage = head.empty(count if keep else height, plan.padded_vocab, dtype=plan.tile_dtype)[:, :vocab]
     buffer = None if plan.in_place else head.empty(height, plan.padded_vocab)[:, :vocab]
     mean = head.empty(height, head.hidden.shape[1]) if needs.hidden else None
+    workspace = head.empty(fused.workspace_size(height, vocab)) if plan.fused else None
     for rows in _slices(count, plan.row_block):
         block, size = head.rows(rows), rows.stop - rows.start
         tile = storage[rows] if keep else storage[:size]
         x = tile if buffer is None else buffer[:size]
-        mm_wide(block.hidden, head.weight.t(), x)
+        _block_statistics(block, x, result.rows(rows), workspace)
         _block_gradient(block, rows, x, None if buffer is None else tile, result, upstream)
         if d_hidden is not None and mean is not None:
             mm_wide(tile, head.weight, mean[:size])
@@ -181,7 +192,7 @@ def blocks(
         if d_weight is not None:
             mm_wide(tile.t(), hidden[rows], d_weight, accumulate=rows.start > 0)
     kept = storage if keep else None
-    del storage, buffer, mean, block, tile, x  # before the accumulator is rounded
+    del storage, buffer, mean, workspace, block, tile, x  # before the accumulator is rounded
     return result, Gradients(d_hidden, _in_dtype_of(head.weight, d_weight), _in_dtype_of(head.bias, d_bias)), kept
 
 
@@ -191,7 +202,8 @@ def weight_gradient(head: Head, plan: Plan, kept: Tensor, scale: Tensor) -> Tens
     d_weight = torch.empty_like(head.weight, memory_format=torch.contiguous_format)
     for columns in _slices(head.weight.shape[0], plan.vocab_tile):
         mm_rounded(kept[:, columns].t(), hidden, d_weight[columns])
-    return d_weight.mul_(scale)
+    tiles.rescale_rows(d_weight, scale.expand(d_weight.shape[0]))
+    return d_weight
 
 
 def recompute(
@@ -215,22 +227,13 @@ def recompute(
     d_hidden = head.empty(count, width) if needs.hidden else None
     d_weight = torch.empty_like(head.weight, memory_format=torch.contiguous_format) if needs.weight else None
     d_bias = head.empty(head.weight.shape[0]) if needs.bias else None
-    buffer = _tile_buffer(head, plan)
-    out = None if plan.in_place else _tile_buffer(head, plan, plan.tile_dtype)
-    one_block = plan.row_block >= count
+    walk = _Walk(head, plan, statistics=False)
+    sums = head.empty(plan.vocab_tile, width) if needs.weight and plan.row_block < count else None
     for columns in _slices(head.weight.shape[0], plan.vocab_tile):
-        d_weight_sum = head.empty(columns.stop - columns.start, width) if needs.weight and not one_block else None
+        d_weight_sum = None if sums is None else sums[: columns.stop - columns.start]
         for rows in _slices(count, plan.row_block):
-            block = head.rows(rows)
-            x = _logits(block, columns, buffer)
-            tile = x if out is None else out[: x.shape[0], : x.shape[1]]
-            entropy_pair: tuple[Tensor | None, Tensor | None] = (None, None)
-            if grad_entropy is not None and statistics.entropy is not None:
-                entropy_pair = (grad_entropy[rows], statistics.entropy[rows])
-            tiles.gradient_tile(
-                x, _slice_of(head.bias, columns), block.targets, statistics.log_z[rows], grad_logp[rows], *entropy_pair,
-                None if out is None else tile, columns.start, *_scalars(head),
-            )  # fmt: skip
+            onto_entropy = None if grad_entropy is None else grad_entropy[rows]
+            tile = walk.gradient(head.rows(rows), columns, statistics.rows(rows), grad_logp[rows], onto_entropy)
             if d_hidden is not None:
                 mm_wide(tile, head.weight[columns], d_hidden[rows], accumulate=columns.start > 0)
             if d_bias is not None:
@@ -242,7 +245,7 @@ def recompute(
                 mm_rounded(tile.t(), hidden, d_weight[columns])
         if d_weight is not None and d_weight_sum is not None:
             d_weight[columns] = d_weight_sum
-    del buffer, out
+    del walk, tile, sums, d_weight_sum  # before the hidden gradient is rounded
     return Gradients(_in_dtype_of(head.hidden, d_hidden), d_weight, _in_dtype_of(head.bias, d_bias))
 
 
@@ -250,49 +253,120 @@ def recompute(
 class _Running:
     """The statistics of a row block while its tiles pass, all [rows]; meanings in `tiles`."""
 
-    maximum: Tensor
-    total: Tensor
     target_logit: Tensor
+    reference: Tensor
+    total: Tensor
     rescale: Tensor
     moment: Tensor | None
 
     @staticmethod
     def new(block: Head, *, moment: bool = False) -> _Running:
-        storage = block.empty(5 if moment else 4, block.hidden.shape[0])
-        return _Running(storage[0], storage[1], storage[2], storage[3], storage[4] if moment else None)
+        target_logit, reference, total, rescale, moments = block.empty(5, block.hidden.shape[0])
+        tiles.target_logits(block.hidden, block.weight, block.bias, block.targets, target_logit, *_scalars(block))
+        torch.clamp(target_logit, min=torch.finfo(block.wide).min, out=reference)  # a token forbidden by a bias of -inf
+        total.zero_()
+        return _Running(target_logit, reference, total, rescale, moments.zero_() if moment else None)
 
-    def reduce(self, x: Tensor, block: Head, columns: slice) -> None:
-        tiles.reduce_tile(
-            x, _slice_of(block.bias, columns), block.targets, self.maximum, self.total, self.moment, self.target_logit,
-            columns.start, columns.start == 0, *_scalars(block),
-        )  # fmt: skip
+    def finish(self, block: Head, result: Statistics) -> tuple[Tensor, Tensor]:
+        """Write the rows' results. Returns sum exp(z - reference), and 1 - p of the target."""
+        ahead = self.target_logit - self.reference
+        own = ahead.exp()
+        total = self.total + own
+        log_total = torch.where(ahead == 0, self.total.log1p(), total.log())
+        result.reference.copy_(self.reference)
+        result.log_total.copy_(log_total)
+        result.logp.copy_(block.only_active(ahead - log_total))
+        if result.entropy is not None and self.moment is not None:  # -sum p log p = log_total - sum p (z - reference)
+            mean = (self.moment + torch.where(own > 0, own * ahead, 0.0)) / total
+            result.entropy.copy_(block.only_active(log_total - mean))
+        return total, self.total / total
 
-    def fold(self, x: Tensor, p: Tensor | None, block: Head, columns: slice, limit: float) -> None:
-        tiles.fold_tile(
-            x, _slice_of(block.bias, columns), block.targets, p, self.maximum, self.total, self.moment, self.target_logit,
-            self.rescale, columns.start, columns.start == 0, limit, *_scalars(block),
-        )  # fmt: skip
 
-    def log_z(self) -> Tensor:
-        return self.maximum + self.total.log()
+class _Walk:
+    """Tiles of logits, and what is done to them: one op where the plan is fused, else a product into a buffer and an op on it.
+    `tile` and `statistics` say which of the two are wanted."""
 
-    def finish(self, block: Head, result: Statistics, rows: slice) -> None:
-        log_z = self.log_z()
-        result.log_z[rows] = log_z
-        result.logp[rows] = block.only_active(self.target_logit - log_z)
-        if result.entropy is not None and self.moment is not None:  # -sum p log p = log_z - sum p z
-            result.entropy[rows] = block.only_active(log_z - self.moment / self.total)
+    def __init__(self, head: Head, plan: Plan, *, tile: bool = True, statistics: bool = True) -> None:
+        height = min(plan.row_block, head.hidden.shape[0])
+        stored = (height, -(-plan.vocab_tile // 64) * 64)
+        self.logits = None if plan.fused else head.empty(*stored)
+        self.tile = head.empty(*stored, dtype=plan.tile_dtype) if tile and not plan.in_place else None
+        partials = fused.workspace_size(height, plan.vocab_tile)
+        self.workspace = head.empty(partials) if statistics and plan.fused else None
+
+    def reduce(self, block: Head, columns: slice, running: _Running) -> None:
+        """Fold a tile into the running statistics."""
+        state = running.reference, running.total, running.moment
+        if self.workspace is not None:
+            fused.reduce_logits(*_operands(block, columns), None, *state, self.workspace, columns.start, *_scalars(block))
+            return
+        tiles.reduce_tile(*self._product(block, columns), *state, columns.start, *_scalars(block))
+
+    def fold(self, block: Head, columns: slice, running: _Running, limit: float) -> Tensor:
+        """The same, and the tile's unnormalised probabilities."""
+        state, out = (running.reference, running.total, running.moment, running.rescale), self._out(block, columns)
+        if self.workspace is not None and out is not None:
+            operands = _operands(block, columns)
+            fused.fold_logits(*operands, out, *state, self.workspace, columns.start, limit, *_scalars(block))
+            return out
+        x, *rest = self._product(block, columns)
+        tiles.fold_tile(x, *rest, out, *state, columns.start, limit, *_scalars(block))
+        return x if out is None else out
+
+    def gradient(
+        self, block: Head, columns: slice, known: Statistics, grad_logp: Tensor, grad_entropy: Tensor | None
+    ) -> Tensor:
+        """The gradient with respect to a tile's raw logits."""
+        entropy, out = None if grad_entropy is None else known.entropy, self._out(block, columns)
+        state = known.reference, known.log_total, known.miss, grad_logp, grad_entropy, entropy
+        if self.logits is None and out is not None:
+            fused.gradient_logits(*_operands(block, columns), *state, out, columns.start, *_scalars(block))
+            return out
+        x, *rest = self._product(block, columns)
+        tiles.gradient_tile(x, *rest, *state, out, columns.start, *_scalars(block))
+        return x if out is None else out
+
+    def _product(self, block: Head, columns: slice) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Raw logits of a tile in memory, their bias and targets."""
+        assert self.logits is not None
+        hidden, weight, bias, targets = _operands(block, columns)
+        x = self.logits[: hidden.shape[0], : weight.shape[0]]
+        mm_wide(hidden, weight.t(), x)
+        return x, bias, targets
+
+    def _out(self, block: Head, columns: slice) -> Tensor | None:
+        return None if self.tile is None else self.tile[: block.hidden.shape[0], : columns.stop - columns.start]
+
+
+def _block_statistics(block: Head, x: Tensor, result: Statistics, workspace: Tensor | None) -> None:
+    """All logits of a block, in `x`, and their statistics."""
+    running, everything = _Running.new(block, moment=result.entropy is not None), _operands(block, slice(0, x.shape[1]))
+    state = running.reference, running.total, running.moment
+    if workspace is not None:
+        fused.reduce_logits(*everything, x, *state, workspace, 0, *_scalars(block))
+    else:
+        mm_wide(block.hidden, block.weight.t(), x)
+        tiles.reduce_tile(x, block.bias, block.targets, *state, 0, *_scalars(block))
+    running.finish(block, result)
 
 
 def _block_gradient(block: Head, rows: slice, x: Tensor, out: Tensor | None, result: Statistics, upstream: Upstream) -> None:
-    """Statistics of a block that holds all its logits, and its gradient in place of (or beside) the logits."""
-    running, everything = _Running.new(block, moment=result.entropy is not None), slice(0, x.shape[1])
-    running.reduce(x, block, everything)
-    running.finish(block, result, rows)
-    grad_logp, grad_entropy = _asked(upstream, result, rows)
-    entropy = None if grad_entropy is None or result.entropy is None else result.entropy[rows]
+    """The gradient of a block that holds all its logits, in place of (or beside) them."""
+    known, (grad_logp, grad_entropy) = result.rows(rows), _asked(upstream, result, rows)
+    entropy = None if grad_entropy is None else known.entropy
     tiles.gradient_tile(
-        x, block.bias, block.targets, result.log_z[rows], grad_logp, grad_entropy, entropy, out, 0, *_scalars(block)
+        x,
+        block.bias,
+        block.targets,
+        known.reference,
+        known.log_total,
+        known.miss,
+        grad_logp,
+        grad_entropy,
+        entropy,
+        out,
+        0,
+        *_scalars(block),
     )
 
 
@@ -302,15 +376,9 @@ def _asked(upstream: Upstream, result: Statistics, rows: slice) -> tuple[Tensor,
     return grad_logp.contiguous(), None if grad_entropy is None else grad_entropy.contiguous()
 
 
-def _logits(block: Head, columns: slice, buffer: Tensor) -> Tensor:
-    """Raw fp32 logits of a tile, in the buffer."""
-    x = buffer[: block.hidden.shape[0], : columns.stop - columns.start]
-    mm_wide(block.hidden, block.weight[columns].t(), x)
-    return x
-
-
-def _tile_buffer(head: Head, plan: Plan, dtype: torch.dtype | None = None) -> Tensor:
-    return head.empty(min(plan.row_block, head.hidden.shape[0]), -(-plan.vocab_tile // 64) * 64, dtype=dtype)
+def _operands(block: Head, columns: slice) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """What makes a tile: hidden states, a slice of the weight and of the bias, and the targets of its rows."""
+    return block.hidden, block.weight[columns], None if block.bias is None else block.bias[columns], block.targets
 
 
 def _slices(size: int, step: int) -> Iterator[slice]:
@@ -320,10 +388,6 @@ def _slices(size: int, step: int) -> Iterator[slice]:
 
 def _scalars(head: Head) -> tuple[float, float, bool]:
     return head.transform.inner, head.transform.outer, head.transform.capped
-
-
-def _slice_of(bias: Tensor | None, columns: slice) -> Tensor | None:
-    return None if bias is None else bias[columns]
 
 
 def _in_dtype_of(like: Tensor | None, gradient: Tensor | None) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from frostline.kernels.lm_head import engine
+from frostline.kernels.lm_head import engine, tiles
 from frostline.kernels.lm_head.engine import Gradients, Statistics
 from frostline.kernels.lm_head.logprob import make_head, needs_of, only_wanted, problem_of
 from frostline.kernels.lm_head.plan import Strategy, make_plan
@@ -70,6 +70,15 @@ def _upstream(loss: KnownLoss, logp: Tensor, entropy: Tensor | None, rows: slice
     return grad_logp, grad_entropy
 
 
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """gradient * factor, a scalar tensor, rounded once, in a tensor of its own."""
+    if gradient.ndim < 2 or not gradient.numel():
+        return gradient * factor
+    result = torch.empty_like(gradient)
+    tiles.scaled_rows(gradient, factor.expand(gradient.shape[0]), result)
+    return result
+
+
 class _LinearLoss(torch.autograd.Function):
     """(hidden, weight, bias, targets, call) -> (loss, *metrics)."""
 
@@ -108,7 +117,7 @@ class _LinearLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         # Always multiplied: asking whether the factor is 1 would stall the device, and what is kept must stay as it is.
         *formed, kept, hidden, weight, bias, targets = ctx.saved_tensors
-        d_hidden, d_weight, d_bias = (None if gradient is None else gradient * grad_loss for gradient in formed)
+        d_hidden, d_weight, d_bias = (None if gradient is None else _scaled(gradient, grad_loss) for gradient in formed)
         if kept is not None:
             head = make_head(hidden, weight, bias, targets, ctx.call.transform, ctx.call.masked)
             with torch.autocast(hidden.device.type, enabled=False):

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from frostline.kernels.lm_head import engine
+from frostline.kernels.lm_head import engine, tiles
 from frostline.kernels.lm_head.checks import check_head, check_shape
 from frostline.kernels.lm_head.engine import Gradients, Head, Statistics
+from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.plan import Needs, Plan, Problem, Strategy, make_plan
 from frostline.kernels.lm_head.rows import Rows
 from frostline.kernels.lm_head.transform import Transform
@@ -190,6 +191,7 @@ def problem_of(head: Head, needs: Needs, *, loss_known: bool = False, entropy: b
         group=group,
         masked=head.masked,
         device=device_kind(head.hidden),
+        fusable=fusable(head.hidden, head.weight),
     )
 
 
@@ -216,9 +218,9 @@ class _LinearLogProb(torch.autograd.Function):
             else:
                 statistics, unit = engine.forward_only(head, plan, entropy=call.entropy), None
         if plan.strategy is Strategy.STREAM and not call.entropy:
-            ctx.save_for_backward(unit, head.targets, *[None] * 6)
+            ctx.save_for_backward(unit, head.targets, *[None] * 7)
         elif needs.any:
-            again = hidden, weight, bias, statistics.logp, statistics.log_z, statistics.entropy
+            again = hidden, weight, bias, statistics.logp, statistics.reference, statistics.log_total, statistics.entropy
             ctx.save_for_backward(unit, head.targets, *again)
         return statistics.logp, statistics.entropy
 
@@ -240,13 +242,14 @@ class _LinearLogProb(torch.autograd.Function):
 
 def _recomputed(ctx: Any, plan: Plan, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> Gradients:
     """The gradients by way of the logits, computed again."""
-    _, targets, hidden, weight, bias, logp, log_z, entropy = ctx.saved_tensors
+    _, targets, hidden, weight, bias, *statistics = ctx.saved_tensors
+    known = Statistics(*statistics)
     head = make_head(hidden, weight, bias, targets, ctx.call.transform, ctx.call.masked)
     if hidden.shape[0] == 0:
         return Gradients(*(torch.zeros_like(t) if t is not None else None for t in (hidden, weight, bias)))
-    upstream = head.only_active(torch.zeros_like(logp) if grad_logp is None else grad_logp)
+    upstream = head.only_active(torch.zeros_like(known.logp) if grad_logp is None else grad_logp)
     with torch.autocast(hidden.device.type, enabled=False):
-        return engine.recompute(head, plan, ctx.needs, Statistics(logp, log_z, entropy), upstream, grad_entropy)
+        return engine.recompute(head, plan, ctx.needs, known, upstream, grad_entropy)
 
 
 def only_wanted(ctx: Any, found: Gradients) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -261,4 +264,5 @@ def _scaled_rows(unit: Tensor, scale: Tensor | None, targets: Tensor) -> Tensor:
     if scale is None:
         return result.zero_()
     active = torch.where(targets < 0, 0.0, scale.to(torch.promote_types(unit.dtype, torch.float32)))
-    return torch.mul(unit, active.unsqueeze(1), out=result)
+    tiles.scaled_rows(unit, active, result)
+    return result

@@ -21,6 +21,7 @@ from enum import StrEnum
 
 import torch
 
+from frostline.kernels.lm_head import fused
 from frostline.kernels.matmul import accumulator_dtype, mm_rounded_workspace, slab_workspace
 
 
@@ -55,7 +56,7 @@ class Needs:
 @dataclass(frozen=True)
 class Problem:
     """What a plan is a function of. `rows` is the number of rows that are computed, `group` how many must share a row block,
-    `entropy` whether a gradient goes through entropies."""
+    `entropy` whether a gradient goes through entropies, `fusable` whether the device makes tiles in the product's epilogue."""
 
     rows: int
     hidden: int
@@ -67,6 +68,7 @@ class Problem:
     group: int = 1
     masked: bool = False
     device: str = "cpu"
+    fusable: bool = False
 
     @property
     def unfused_bytes(self) -> int:
@@ -86,24 +88,39 @@ class Problem:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tile sizes of a device kind. `block_bytes` caps a block of logits whatever the problem's size."""
+    """Tile sizes of a device kind, the `fused_` ones where a tile is made in the product's epilogue: a tile of fewer rows is
+    wider. `block_bytes` caps a block of logits whatever the problem's size."""
 
     stream_rows: int
     stream_columns: int
     recompute_columns: int
     block_bytes: int
+    fused_rows: int = 0
+    fused_columns: int = 0
 
 
 # CUDA: two GEMMs of 2048 x 4096 x 16384 fill an H200 for 0.8 ms, and their tile (fp32 logits, bf16 exponentials) is 192 MiB.
+# Fused, the tile is bf16 alone: 4096 x 16896 are 132 MiB, and fewer row blocks have fewer small kernels between the products.
 # CPU: a tile that the last-level cache can hold in part; wider tiles only add memory traffic.
 _SIZES = {
-    "cuda": Sizes(stream_rows=2048, stream_columns=16384, recompute_columns=8192, block_bytes=1 << 30),
+    "cuda": Sizes(
+        stream_rows=2048,
+        stream_columns=16384,
+        recompute_columns=8192,
+        block_bytes=1 << 30,
+        fused_rows=4096,
+        fused_columns=16896,
+    ),
     "cpu": Sizes(stream_rows=1024, stream_columns=2048, recompute_columns=2048, block_bytes=1 << 26),
 }
 _COLUMN_MULTIPLE = {"cuda": 256, "cpu": 64}
 _ROW_MULTIPLE = {"cuda": 128, "cpu": 8}
 _PRODUCT_COLUMNS = 2048  # of d weight at a time, where the product goes through an fp32 result
-_STATISTICS_PER_ROW = 32  # fp32 values: statistics, log-probs, coefficients of the loss and their temporaries, rounded up
+_PROGRAMS = 132  # multiprocessors of an H200: output tiles of a fused product that run at once
+# fp32 values, rounded up: of every row its statistics and, of a known loss (True), coefficients and their temporaries; of a
+# block's rows what runs while its tiles pass.
+_VALUES_PER_ROW = {True: 32, False: 8}
+_VALUES_PER_BLOCK_ROW = 12
 
 
 @dataclass(frozen=True)
@@ -129,6 +146,12 @@ class Plan:
     def in_place(self) -> bool:
         """Whether a tile of logits is overwritten by its gradient."""
         return self.tile_dtype == accumulator_dtype(self.problem.dtype)
+
+    @property
+    def fused(self) -> bool:
+        """Whether a tile's work is done in the epilogue of its product. Only BLOCKS, which looks at all logits of a row twice,
+        then has logits in memory."""
+        return self.problem.fusable
 
     @property
     def padded_vocab(self) -> int:
@@ -202,23 +225,28 @@ def fits_in_blocks(problem: Problem) -> bool:
 
 def _first_plan(problem: Problem, forced: Override) -> Plan:
     sizes, strategy = _sizes(problem.device), _strategy(problem)
-    wide = accumulator_dtype(problem.dtype)
+    wide, narrow = accumulator_dtype(problem.dtype), problem.dtype.itemsize
+    rows, columns = sizes.stream_rows, sizes.stream_columns
     if strategy is Strategy.BLOCKS:
         rows = sizes.block_bytes // _row_bytes(problem)
         whole = mm_rounded_workspace(problem.vocab, problem.hidden, problem.dtype, problem.device) == 0
         columns = problem.vocab if whole else _PRODUCT_COLUMNS
     elif strategy is Strategy.RECOMPUTE:
-        columns = sizes.recompute_columns
-        rows = sizes.block_bytes // (columns * wide.itemsize)
+        columns = sizes.fused_columns if problem.fusable else sizes.recompute_columns
+        rows = sizes.block_bytes // (columns * (narrow if problem.fusable else wide.itemsize))
+    elif problem.fusable:
+        rows, columns = sizes.fused_rows, sizes.fused_columns if strategy is Strategy.STREAM else problem.vocab
+    row_block = forced.row_block or _even_share(problem.rows, max(rows, 1), _multiple(_ROW_MULTIPLE, problem.device))
+    if problem.fusable and strategy is not Strategy.BLOCKS:
+        height = max(min(row_block, problem.rows), 1)
+        vocab_tile = _whole_waves(problem.vocab, height, max(columns, sizes.fused_rows * sizes.fused_columns // height))
     else:
-        rows, columns = sizes.stream_rows, sizes.stream_columns
+        vocab_tile = _even_share(problem.vocab, columns, _multiple(_COLUMN_MULTIPLE, problem.device))
     plan = Plan(
         strategy,
         problem,
-        row_block=forced.row_block or _even_share(problem.rows, max(rows, 1), _multiple(_ROW_MULTIPLE, problem.device)),
-        vocab_tile=min(
-            problem.vocab, forced.vocab_tile or _even_share(problem.vocab, columns, _multiple(_COLUMN_MULTIPLE, problem.device))
-        ),
+        row_block=row_block,
+        vocab_tile=min(problem.vocab, forced.vocab_tile or vocab_tile),
         tile_dtype=problem.dtype if problem.device == "cuda" else wide,
     )
     grouped = _align(plan.row_block, problem.group) if problem.loss_known else plan.row_block
@@ -251,12 +279,15 @@ def _peak(plan: Plan) -> int:
     wide, narrow = accumulator_dtype(problem.dtype).itemsize, problem.dtype.itemsize
     tile = plan.tile_dtype.itemsize
     rows, block = problem.rows, min(plan.row_block, problem.rows)
-    per_row = _STATISTICS_PER_ROW * wide * rows
+    per_row = (_VALUES_PER_ROW[problem.loss_known] * rows + _VALUES_PER_BLOCK_ROW * block) * wide
     columns = problem.vocab if plan.strategy is Strategy.BLOCKS else plan.vocab_tile
     slab = slab_workspace((block + columns) * problem.hidden, problem.dtype, problem.device)
     hidden_gradient = needs.hidden * rows * problem.hidden * narrow
     clean_hidden = (problem.masked and needs.weight) * rows * problem.hidden * narrow
     logits_tile = block * _round_up(plan.vocab_tile, 64) * wide
+    if plan.fused:
+        partials = fused.workspace_size(block, plan.vocab_tile) * wide
+        logits_tile = 0 if plan.strategy is Strategy.RECOMPUTE else partials
     gradient_tile = 0 if plan.in_place else block * _round_up(plan.vocab_tile, 64) * tile
     row_accumulator = block * problem.hidden * wide
     weight_gradient = needs.weight * problem.vocab * problem.hidden * narrow
@@ -267,12 +298,13 @@ def _peak(plan: Plan) -> int:
         forward = hidden_gradient + logits_tile + gradient_tile + row_accumulator + slab
         return per_row + max(forward, 2 * hidden_gradient)  # backward: the kept gradient and its scaled copy
     if plan.strategy is Strategy.RECOMPUTE:
-        accumulator = 0 if narrow == wide else needs.hidden * rows * problem.hidden * wide
+        summed = needs.hidden * rows * problem.hidden * wide
         one_block = block >= rows
         product = mm_rounded_workspace(plan.vocab_tile, problem.hidden, problem.dtype, problem.device)
         weight_tile = needs.weight * (product if one_block else plan.vocab_tile * problem.hidden * wide)
         work = logits_tile + gradient_tile + weight_tile + slab
-        return per_row + clean_hidden + weight_gradient + hidden_gradient + max(accumulator + work, accumulator)
+        rounded = 0 if narrow == wide else hidden_gradient
+        return per_row + clean_hidden + weight_gradient + summed + max(work, rounded)
     return per_row + clean_hidden + hidden_gradient + _blocks_peak(plan, block, weight_gradient, row_accumulator) + slab
 
 
@@ -281,6 +313,8 @@ def _blocks_peak(plan: Plan, block: int, weight_gradient: int, row_accumulator: 
     problem, wide = plan.problem, accumulator_dtype(plan.problem.dtype).itemsize
     logits = block * plan.padded_vocab * wide
     gradient = 0 if plan.in_place else block * plan.padded_vocab * plan.tile_dtype.itemsize
+    if plan.fused:
+        logits += fused.workspace_size(block, problem.vocab) * wide
     bias = problem.needs.bias * problem.vocab * 3 * wide
     scaled_hidden = problem.needs.hidden * problem.rows * problem.hidden * problem.dtype.itemsize
     if plan.keep_tiles:
@@ -313,6 +347,22 @@ def _even_share(size: int, most: int, multiple: int) -> int:
         return max(size, 1)
     parts = -(-size // most)
     return min(most, _round_up(-(-size // parts), multiple))
+
+
+def _whole_waves(vocab: int, rows: int, most: int) -> int:
+    """Columns of a fused tile, at most `most`: those whose output tiles fill the GPU's multiprocessors in the fewest turns.
+
+    On 132 multiprocessors a product of 1,008 output tiles takes 8 turns, the last with 84 at work; one of 1,056 takes as many.
+    """
+    down, across, widest = -(-rows // fused.ROWS), -(-vocab // fused.COLUMNS), max(most // fused.COLUMNS, 1)
+    if across <= widest:
+        return vocab
+
+    def turns(count: int) -> int:
+        whole, rest = divmod(across, count)
+        return whole * -(-down * count // _PROGRAMS) + -(-down * rest // _PROGRAMS)
+
+    return fused.COLUMNS * min(range(widest, widest // 2, -1), key=turns)
 
 
 def _align(rows: int, group: int) -> int:

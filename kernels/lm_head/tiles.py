@@ -3,10 +3,13 @@
 A tile is `x` [rows, width], fp32 (fp64): raw products of a row block with a slice of the vocabulary that begins at `start`. The
 ops add the bias, apply the `Transform` (inner, outer, capped) and keep per-row statistics, all [rows] in the tile's dtype:
 
-- `maximum`: a reference of the row's logits (its running maximum, or within `limit` of it), `total`: sum of exp(z - maximum),
-  `moment`: sum of z * exp(z - maximum), `target_logit`: z at the target once its column was seen, NaN before.
-- a row whose target is `INACTIVE` does not count: its gradients are exact zeros (`gradient_tile`, `finish_rows`) whatever its
-  logits hold, its `rescale` is 1, its other statistics and its probabilities have no meaning.
+- `target_logit`: z at the target, from the weight's own row; NaN where the target is no column of the vocabulary.
+- `reference`: begins as the target's logit and is moved up to the maximum of the others' where those exceed it.
+- `total`: sum of exp(z - reference), `moment`: sum of (z - reference) * exp(z - reference), both over all columns but the
+  target's, both 0 to begin with. Where the target holds nearly all probability, 1 - p_target is what gradients depend on:
+  total / (total + exp(target_logit - reference)) has it to full precision, a difference from 1 would not.
+- a row whose target is `INACTIVE` does not count: its gradients and probabilities are exact zeros (`gradient_tile`,
+  `fold_tile`, `finish_rows`) whatever its logits hold, its `rescale` is 1, its other statistics have no meaning.
 
 On the CPU they are torch operators working in slabs that fit a cache (`tiles_torch`), on CUDA Triton kernels (`tiles_triton`,
 imported at the first launch). Registered with `Library.define`/`impl`, whose calls cost a tenth of `custom_op`'s. All ops write
@@ -28,20 +31,25 @@ INACTIVE = tiles_torch.INACTIVE
 
 _SCALARS = "float inner, float outer, bool capped"
 _SCHEMAS = {
-    # Fold a tile into maximum, total, target_logit and, if given, moment. `first` starts them afresh.
-    "reduce_tile": "(Tensor x, Tensor? bias, Tensor targets, Tensor(a!) maximum, Tensor(b!) total, Tensor(c!)? moment,"
-    f" Tensor(d!) target_logit, int start, bool first, {_SCALARS}) -> ()",
-    # The same, and write exp(z - maximum) * (dz/dx / steepest) to `p` (None: over x, which is scratch either
-    # way). `maximum` moves only when a tile exceeds it by more than `limit`; `rescale` is what the sums of earlier tiles must
-    # then be multiplied by, else 1.
-    "fold_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor(b!)? p, Tensor(c!) maximum, Tensor(d!) total,"
-    f" Tensor(e!)? moment, Tensor(f!) target_logit, Tensor(g!) rescale, int start, bool first, float limit, {_SCALARS}) -> ()",
+    # Write the transformed logit of each row's target to `out`, 0 for inactive rows.
+    "target_logits": f"(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor(a!) out, {_SCALARS}) -> ()",
+    # Fold a tile into reference, total and, if given, moment.
+    "reduce_tile": "(Tensor x, Tensor? bias, Tensor targets, Tensor(a!) reference, Tensor(b!) total, Tensor(c!)? moment,"
+    f" int start, {_SCALARS}) -> ()",
+    # The same, and write exp(z - reference) * (dz/dx / steepest), 0 at the target, to `p` (None: over x, which is scratch
+    # either way). `reference` moves only when a tile exceeds it by more than `limit`; `rescale` is what the sums of earlier
+    # tiles must then be multiplied by, else 1.
+    "fold_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor(b!)? p, Tensor(c!) reference, Tensor(d!) total,"
+    f" Tensor(e!)? moment, Tensor(f!) rescale, int start, float limit, {_SCALARS}) -> ()",
     # Write d loss / d x to `out` (None: over x, which is scratch either way), from d loss / d logp = grad_logp and, with the
-    # entropy, d loss / d entropy = grad_entropy.
-    "gradient_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor log_z, Tensor grad_logp, Tensor? grad_entropy,"
-    f" Tensor? entropy, Tensor(b!)? out, int start, {_SCALARS}) -> ()",
+    # entropy, d loss / d entropy = grad_entropy. log p = z - reference - log_total, and `miss` is 1 - p of the target,
+    # which a rounded p no longer tells.
+    "gradient_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor reference, Tensor log_total, Tensor miss,"
+    f" Tensor grad_logp, Tensor? grad_entropy, Tensor? entropy, Tensor(b!)? out, int start, {_SCALARS}) -> ()",
     # Multiply row r of values by factor[r].
     "rescale_rows": "(Tensor(a!) values, Tensor factor) -> ()",
+    # Write values[r] * factor[r], rounded once, to row r of out. A factor expanded from a scalar is read as such.
+    "scaled_rows": "(Tensor values, Tensor factor, Tensor(a!) out) -> ()",
     # Write onto_target[r] * weight[targets[r]] - onto_mean[r] * mean[r] to row r of out, zeros for inactive rows.
     "finish_rows": "(Tensor mean, Tensor weight, Tensor targets, Tensor onto_target, Tensor onto_mean, Tensor(a!) out) -> ()",
 }
@@ -93,8 +101,10 @@ for _name, _schema in _SCHEMAS.items():
     _library.impl(_name, _on_cuda(_name), "CUDA")
     _library.impl(_name, _fake, "Meta")
 
+target_logits = torch.ops.frostline.target_logits.default
 reduce_tile = torch.ops.frostline.reduce_tile.default
 fold_tile = torch.ops.frostline.fold_tile.default
 gradient_tile = torch.ops.frostline.gradient_tile.default
 rescale_rows = torch.ops.frostline.rescale_rows.default
+scaled_rows = torch.ops.frostline.scaled_rows.default
 finish_rows = torch.ops.frostline.finish_rows.default

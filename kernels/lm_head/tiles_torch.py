@@ -49,10 +49,10 @@ def _column_of_target(targets: Tensor, start: int, width: int) -> tuple[Tensor, 
     return column.clamp(0, width - 1).unsqueeze(1), inside
 
 
-def _keep_target_logit(z: Tensor, targets: Tensor, target_logit: Tensor, start: int, first: bool) -> None:
+def _without_target(z: Tensor, targets: Tensor, start: int) -> Tensor:
+    """`z` with -inf in the target's column, in place: what is summed is the other columns."""
     column, inside = _column_of_target(targets, start, z.shape[1])
-    before = torch.full_like(target_logit, float("nan")) if first else target_logit
-    target_logit.copy_(torch.where(inside, z.gather(1, column).squeeze(1), before))
+    return z.scatter_(1, column, torch.where(inside, -torch.inf, z.gather(1, column).squeeze(1)).unsqueeze(1))
 
 
 def _finite_maximum(z: Tensor) -> Tensor:
@@ -60,34 +60,66 @@ def _finite_maximum(z: Tensor) -> Tensor:
     return z.amax(1).clamp_(min=torch.finfo(z.dtype).min)
 
 
+def _moved(total: Tensor, moment: Tensor | None, scale: Tensor, step: Tensor) -> None:
+    """Express sums relative to a reference that moved by `step`, with `scale` = exp(-step), in place."""
+    if moment is not None:
+        moment.sub_(torch.where(scale > 0, step, 0.0) * total).mul_(scale)
+    total.mul_(scale)
+
+
+def _add(total: Tensor, moment: Tensor | None, shifted: Tensor) -> Tensor:
+    """Add the sums of a slab of z - reference, and turn it into its exponentials, in place."""
+    if moment is None:
+        total += shifted.exp_().sum(1)
+        return shifted
+    logits = shifted.clone()
+    p = shifted.exp_()
+    moment += logits.mul_(p).masked_fill_(p == 0, 0.0).sum(1)
+    total += p.sum(1)
+    return p
+
+
+def target_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    out: Tensor,
+    inner: float,
+    outer: float,
+    capped: bool,
+) -> None:
+    """The transformed logit of each row's target (see `tiles`)."""
+    vocab = weight.shape[0]
+    for rows in _slabs(*hidden.shape):
+        column = targets[rows].clamp(0, vocab - 1)
+        z = (hidden[rows].to(out.dtype) * weight[column].to(out.dtype)).sum(1, keepdim=True)
+        z = _transform_(z, None if bias is None else bias[column].unsqueeze(1), inner, outer, capped).squeeze(1)
+        z = torch.where(targets[rows] >= vocab, torch.nan, z)
+        out[rows] = torch.where(targets[rows] == INACTIVE, 0.0, z)
+
+
 def reduce_tile(
     x: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    maximum: Tensor,
+    reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
-    target_logit: Tensor,
     start: int,
-    first: bool,
     inner: float,
     outer: float,
     capped: bool,
 ) -> None:
     """Fold a tile into the running statistics (see `tiles`)."""
-    plain = bias is None and not capped and outer == 1.0
     for rows in _slabs(*x.shape):
-        z = x[rows] if plain else _transform_(x[rows].clone(), bias, inner, outer, capped)
-        _keep_target_logit(z, targets[rows], target_logit[rows], start, first)
-        tile_maximum = _finite_maximum(z)
-        new_maximum = tile_maximum if first else torch.maximum(maximum[rows], tile_maximum)
-        scale = torch.zeros_like(new_maximum) if first else torch.exp(maximum[rows] - new_maximum)
-        p = (z - new_maximum.unsqueeze(1)).exp_()
-        if moment is not None:
-            before = scale.new_zeros(()) if first else moment[rows] * scale
-            moment[rows] = before + torch.where(p > 0, p * z, 0.0).sum(1)
-        total[rows] = p.sum(1) if first else total[rows] * scale + p.sum(1)
-        maximum[rows] = new_maximum
+        z = _without_target(_transform_(x[rows].clone(), bias, inner, outer, capped), targets[rows], start)
+        before = reference[rows].clone()
+        reference[rows] = torch.maximum(before, _finite_maximum(z))
+        step = reference[rows] - before
+        sums = total[rows], None if moment is None else moment[rows]
+        _moved(*sums, torch.exp(-step), step)
+        _add(*sums, z.sub_(reference[rows].unsqueeze(1)))
 
 
 def fold_tile(
@@ -95,49 +127,45 @@ def fold_tile(
     bias: Tensor | None,
     targets: Tensor,
     p: Tensor | None,
-    maximum: Tensor,
+    reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
-    target_logit: Tensor,
     rescale: Tensor,
     start: int,
-    first: bool,
     limit: float,
     inner: float,
     outer: float,
     capped: bool,
 ) -> None:
     """Fold a tile into the running statistics and turn it into unnormalised probabilities (see `tiles`)."""
+    some_inactive = _any_inactive(targets)
     for rows in _slabs(*x.shape):
         z = _transform_(x[rows], bias, inner, outer, capped)
-        _keep_target_logit(z, targets[rows], target_logit[rows], start, first)
-        tile_maximum = _finite_maximum(z)
-        if first:
-            rescale[rows] = 1.0
-            maximum[rows] = tile_maximum
-        else:
-            grown = (tile_maximum > maximum[rows] + limit) & (targets[rows] != INACTIVE)
-            new_maximum = torch.where(grown, tile_maximum, maximum[rows])
-            rescale[rows] = torch.where(grown, torch.exp(maximum[rows] - new_maximum), 1.0)
-            maximum[rows] = new_maximum
         slope = _tanh_slope(z, outer) if capped else None
-        logits = None if moment is None else z.clone()
-        z.sub_(maximum[rows].unsqueeze(1)).exp_()
-        total[rows] = z.sum(1) if first else total[rows] * rescale[rows] + z.sum(1)
-        if moment is not None and logits is not None:
-            added = logits.mul_(z).masked_fill_(z == 0, 0.0).sum(1)
-            moment[rows] = added if first else moment[rows] * rescale[rows] + added
+        z = _without_target(z, targets[rows], start)
+        maximum, before = _finite_maximum(z), reference[rows].clone()
+        grown = (maximum > before + limit) & (targets[rows] != INACTIVE)
+        reference[rows] = torch.where(grown, maximum, before)
+        step = reference[rows] - before
+        rescale[rows] = torch.where(grown, torch.exp(-step), 1.0)
+        sums = total[rows], None if moment is None else moment[rows]
+        _moved(*sums, rescale[rows], step)
+        probabilities = _add(*sums, z.sub_(reference[rows].unsqueeze(1)))
         if slope is not None:
-            z.mul_(slope)
+            probabilities.mul_(slope)
+        if some_inactive:
+            probabilities.masked_fill_((targets[rows] == INACTIVE).unsqueeze(1), 0.0)
         if p is not None:
-            p[rows] = z
+            p[rows] = probabilities
 
 
 def gradient_tile(
     x: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    log_z: Tensor,
+    reference: Tensor,
+    log_total: Tensor,
+    miss: Tensor,
     grad_logp: Tensor,
     grad_entropy: Tensor | None,
     entropy: Tensor | None,
@@ -157,14 +185,16 @@ def gradient_tile(
         slope = _tanh_slope(z, outer).mul_(inner) if capped else None
         upstream = grad_logp[rows].to(z.dtype) * outer
         column, inside = _column_of_target(targets[rows], start, z.shape[1])
-        log_p = z.sub_(log_z[rows].unsqueeze(1))
+        log_p = z.sub_(reference[rows].unsqueeze(1)).sub_(log_total[rows].unsqueeze(1))
         surprise = None
         if grad_entropy is not None and entropy is not None:
             surprise = (log_p + entropy[rows].unsqueeze(1)).mul_((grad_entropy[rows] * -outer).to(z.dtype).unsqueeze(1))
         p = log_p.exp_()
         if surprise is not None:  # where p underflowed, log p may be -inf
             surprise = surprise.mul_(p).masked_fill_(p == 0, 0.0)
-        gradient = p.mul_(-upstream.unsqueeze(1)).scatter_add_(1, column, torch.where(inside, upstream, 0.0).unsqueeze(1))
+        gradient = p.mul_(-upstream.unsqueeze(1))
+        at_target = torch.where(inside, upstream * miss[rows], gradient.gather(1, column).squeeze(1))
+        gradient.scatter_(1, column, at_target.unsqueeze(1))
         if surprise is not None:
             gradient.add_(surprise)
         if slope is not None:
@@ -180,6 +210,11 @@ def rescale_rows(values: Tensor, factor: Tensor) -> None:
     if values.device.type == "cpu" and not bool((factor != 1).any()):
         return
     values.mul_(factor.unsqueeze(1))
+
+
+def scaled_rows(values: Tensor, factor: Tensor, out: Tensor) -> None:
+    """out[r] = values[r] * factor[r], rounded once."""
+    torch.mul(values, factor.unsqueeze(1), out=out)
 
 
 def finish_rows(mean: Tensor, weight: Tensor, targets: Tensor, onto_target: Tensor, onto_mean: Tensor, out: Tensor) -> None:

@@ -50,64 +50,76 @@ def _load_logits(x, bias, column, width, inner, outer, CAPPED: tl.constexpr, HAS
 
 
 @triton.jit
-def _keep_target_logit(
-    x, bias, target, width, inner, outer, target_logit, FIRST: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr
-):
-    """Store the transformed logit of the target if its column lies in this tile; NaN before it was seen."""
-    if (target >= 0) & (target < width):
-        z = tl.load(x + target)
-        if HAS_BIAS:
-            z += tl.load(bias + target).to(tl.float32)
-        tl.store(target_logit, outer * _tanh(inner * z) if CAPPED else outer * z)
-    elif FIRST:
-        tl.store(target_logit, float("nan"))
+def _moved_moment(moment, total, scale, step):
+    """A moment relative to a reference that moved by `step`, with `scale` = exp(-step): where that is 0 nothing is left."""
+    return tl.where(scale > 0, (moment - step * total) * scale, 0.0)
+
+
+@triton.jit
+def _target_kernel(
+    hidden, hidden_stride, weight, weight_stride, bias, targets, out, vocab, width, inner, outer,
+    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    column_of_weight = tl.minimum(tl.maximum(target, 0), vocab - 1)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, width, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        a = tl.load(hidden + row * hidden_stride + column, mask=column < width, other=0.0).to(tl.float32)
+        b = tl.load(weight + column_of_weight * weight_stride + column, mask=column < width, other=0.0).to(tl.float32)
+        sums += a * b
+    z = tl.sum(sums, 0)
+    if HAS_BIAS:
+        z += tl.load(bias + column_of_weight).to(tl.float32)
+    z = outer * _tanh(inner * z) if CAPPED else outer * z
+    z = tl.where(target >= vocab, float("nan"), z)
+    tl.store(out + row, tl.where(target == _INACTIVE, 0.0, z))
 
 
 @triton.jit
 def _reduce_kernel(
-    x, x_stride, bias, targets, maximum, total, moment, target_logit, start, width, inner, outer,
-    FIRST: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_stride, bias, targets, reference, total, moment, start, width, inner, outer,
+    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: each lane keeps its own maximum and sums over the row's blocks, and the lanes are joined once at the end."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
     if target != _INACTIVE:
         x += row * x_stride
-        _keep_target_logit(x, bias, target - start, width, inner, outer, target_logit + row, FIRST, CAPPED, HAS_BIAS)
         lane_maximum = tl.full([BLOCK], _LOWEST, tl.float32)
         lane_total = tl.zeros([BLOCK], tl.float32)
         lane_moment = tl.zeros([BLOCK], tl.float32)
         for begin in range(0, width, BLOCK):
             column = begin + tl.arange(0, BLOCK)
             z = _load_logits(x, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+            z = tl.where(column == target - start, -float("inf"), z)
             new_maximum = tl.maximum(lane_maximum, z)
             scale = tl.exp(lane_maximum - new_maximum)
             p = tl.exp(z - new_maximum)
+            if HAS_MOMENT:
+                lane_moment = _moved_moment(lane_moment, lane_total, scale, new_maximum - lane_maximum)
+                lane_moment += tl.where(p > 0, p * (z - new_maximum), 0.0)
             lane_total = lane_total * scale + p
-            if HAS_MOMENT:
-                lane_moment = lane_moment * scale + tl.where(p > 0, p * z, 0.0)
             lane_maximum = new_maximum
-        row_maximum = tl.max(lane_maximum, 0)
-        if not FIRST:
-            row_maximum = tl.maximum(row_maximum, tl.load(maximum + row))
-        lane_scale = tl.exp(lane_maximum - row_maximum)
-        row_total = tl.sum(lane_total * lane_scale, 0)
-        row_moment = tl.sum(lane_moment * lane_scale, 0)
-        if not FIRST:
-            scale_before = tl.exp(tl.load(maximum + row) - row_maximum)
-            row_total += tl.load(total + row) * scale_before
-            if HAS_MOMENT:
-                row_moment += tl.load(moment + row) * scale_before
-        tl.store(maximum + row, row_maximum)
-        tl.store(total + row, row_total)
+        before = tl.load(reference + row)
+        # Triton's maximum drops a NaN: the reference of a row whose target is out of range must stay one.
+        after = tl.where(before == before, tl.maximum(tl.max(lane_maximum, 0), before), before)
+        lane_scale = tl.exp(lane_maximum - after)
+        scale_before = tl.exp(before - after)
+        total_before = tl.load(total + row)
+        tl.store(reference + row, after)
+        tl.store(total + row, total_before * scale_before + tl.sum(lane_total * lane_scale, 0))
         if HAS_MOMENT:
-            tl.store(moment + row, row_moment)
+            moment_before = _moved_moment(tl.load(moment + row), total_before, scale_before, after - before)
+            lane_moment = _moved_moment(lane_moment, lane_total, lane_scale, after - lane_maximum)
+            tl.store(moment + row, moment_before + tl.sum(lane_moment, 0))
 
 
 @triton.jit
 def _fold_kernel(
-    x, x_stride, bias, targets, p_out, p_stride, maximum, total, moment, target_logit, rescale, start, width, limit, inner,
-    outer, FIRST: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_stride, bias, targets, p_out, p_stride, reference, total, moment, rescale, start, width, limit, inner, outer,
+    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row, held in registers: its maximum is needed before the first exponential is written."""
     row = tl.program_id(0).to(tl.int64)
@@ -118,25 +130,19 @@ def _fold_kernel(
         tl.store(p_out + column, tl.zeros([BLOCK], p_out.dtype.element_ty), mask=column < width)
         tl.store(rescale + row, 1.0)
     else:
-        x += row * x_stride
-        _keep_target_logit(x, bias, target - start, width, inner, outer, target_logit + row, FIRST, CAPPED, HAS_BIAS)
-        z = _load_logits(x, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
-        new_maximum = tl.maximum(tl.max(z, 0), _LOWEST)
-        scale = 1.0
-        total_before = 0.0
-        moment_before = 0.0
-        if not FIRST:
-            maximum_before = tl.load(maximum + row)
-            new_maximum = tl.where(new_maximum > maximum_before + limit, new_maximum, maximum_before)
-            scale = tl.exp(maximum_before - new_maximum)
-            total_before = tl.load(total + row) * scale
-            if HAS_MOMENT:
-                moment_before = tl.load(moment + row) * scale
-        p = tl.exp(z - new_maximum)
-        tl.store(maximum + row, new_maximum)
-        tl.store(total + row, total_before + tl.sum(p, 0))
+        z = _load_logits(x + row * x_stride, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+        others = tl.where(column == target - start, -float("inf"), z)
+        maximum = tl.maximum(tl.max(others, 0), _LOWEST)
+        before = tl.load(reference + row)
+        after = tl.where(maximum > before + limit, maximum, before)
+        scale = tl.exp(before - after)
+        p = tl.exp(others - after)
+        total_before = tl.load(total + row)
+        tl.store(reference + row, after)
+        tl.store(total + row, total_before * scale + tl.sum(p, 0))
         if HAS_MOMENT:
-            tl.store(moment + row, moment_before + tl.sum(tl.where(p > 0, p * z, 0.0), 0))
+            moment_before = _moved_moment(tl.load(moment + row), total_before, scale, after - before)
+            tl.store(moment + row, moment_before + tl.sum(tl.where(p > 0, p * (others - after), 0.0), 0))
         tl.store(rescale + row, scale)
         if CAPPED:
             tanh = z / outer
@@ -146,10 +152,11 @@ def _fold_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    x, x_stride, bias, targets, log_z, grad_logp, grad_entropy, entropy, out, out_stride, start, width, blocks, inner, outer,
+    x, x_stride, bias, targets, reference, log_total, miss, grad_logp, grad_entropy, entropy, out, out_stride, start, width,
+    blocks, inner, outer,
     CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one row: with log_z known, columns are independent."""
+    """One block of columns of one row: with the statistics known, columns are independent."""
     program = tl.program_id(0).to(tl.int64)
     row = program // blocks
     column = (program % blocks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
@@ -161,9 +168,9 @@ def _gradient_kernel(
     else:
         z = _load_logits(x + row * x_stride, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
         upstream = tl.load(grad_logp + row).to(tl.float32)
-        log_p = z - tl.load(log_z + row)
+        log_p = z - tl.load(reference + row) - tl.load(log_total + row)
         p = tl.exp(log_p)
-        gradient = upstream * (tl.where(column == target - start, 1.0, 0.0) - p)
+        gradient = upstream * tl.where(column == target - start, tl.load(miss + row), -p)
         if HAS_ENTROPY:
             surprise = p * (log_p + tl.load(entropy + row))
             gradient -= tl.load(grad_entropy + row).to(tl.float32) * tl.where(p > 0, surprise, 0.0)
@@ -176,14 +183,26 @@ def _gradient_kernel(
 
 
 @triton.jit
-def _rescale_kernel(values, stride, factor, width, BLOCK: tl.constexpr):
+def _rescale_kernel(values, stride, factor, factor_stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    scale = tl.load(factor + row)
+    scale = tl.load(factor + row * factor_stride).to(tl.float32)
     if scale != 1.0:
         for begin in range(0, width, BLOCK):
             column = begin + tl.arange(0, BLOCK)
             at = values + row * stride + column
-            tl.store(at, tl.load(at, mask=column < width) * scale, mask=column < width)
+            scaled = tl.load(at, mask=column < width).to(tl.float32) * scale
+            tl.store(at, scaled.to(values.dtype.element_ty), mask=column < width)
+
+
+@triton.jit
+def _scaled_kernel(values, stride, factor, factor_stride, out, out_stride, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    scale = tl.load(factor + row * factor_stride).to(tl.float32)
+    for begin in range(0, width, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        inside = column < width
+        scaled = tl.load(values + row * stride + column, mask=inside).to(tl.float32) * scale
+        tl.store(out + row * out_stride + column, scaled.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -221,16 +240,32 @@ def _block(width: int, most: int) -> int:
     return min(most, int(triton.next_power_of_2(width)))
 
 
+def target_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    out: Tensor,
+    inner: float,
+    outer: float,
+    capped: bool,
+) -> None:
+    """The transformed logit of each row's target (see `tiles`)."""
+    rows, width = hidden.shape
+    _target_kernel[(rows,)](
+        hidden, hidden.stride(0), weight, weight.stride(0), out if bias is None else bias, targets, out, weight.shape[0], width,
+        inner, outer, CAPPED=capped, HAS_BIAS=bias is not None, BLOCK=_block(width, _ROW_BLOCK), num_warps=4,
+    )  # fmt: skip
+
+
 def reduce_tile(
     x: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    maximum: Tensor,
+    reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
-    target_logit: Tensor,
     start: int,
-    first: bool,
     inner: float,
     outer: float,
     capped: bool,
@@ -238,9 +273,9 @@ def reduce_tile(
     """Fold a tile into the running statistics (see `tiles`)."""
     rows, width = x.shape
     _reduce_kernel[(rows,)](
-        x, x.stride(0), x if bias is None else bias, targets, maximum, total, total if moment is None else moment, target_logit,
+        x, x.stride(0), x if bias is None else bias, targets, reference, total, total if moment is None else moment,
         start, width, inner, outer,
-        FIRST=first, CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None,
+        CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None,
         BLOCK=_block(width, _REDUCE_BLOCK), num_warps=8,
     )  # fmt: skip
 
@@ -250,13 +285,11 @@ def fold_tile(
     bias: Tensor | None,
     targets: Tensor,
     p: Tensor | None,
-    maximum: Tensor,
+    reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
-    target_logit: Tensor,
     rescale: Tensor,
     start: int,
-    first: bool,
     limit: float,
     inner: float,
     outer: float,
@@ -269,9 +302,9 @@ def fold_tile(
     out = x if p is None else p
     block = _block(width, WIDEST_FOLD)
     _fold_kernel[(rows,)](
-        x, x.stride(0), x if bias is None else bias, targets, out, out.stride(0), maximum, total,
-        total if moment is None else moment, target_logit, rescale, start, width, limit, inner, outer,
-        FIRST=first, CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None, BLOCK=block,
+        x, x.stride(0), x if bias is None else bias, targets, out, out.stride(0), reference, total,
+        total if moment is None else moment, rescale, start, width, limit, inner, outer,
+        CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None, BLOCK=block,
         num_warps=16 if block > 4096 else 8,
     )  # fmt: skip
 
@@ -280,7 +313,9 @@ def gradient_tile(
     x: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    log_z: Tensor,
+    reference: Tensor,
+    log_total: Tensor,
+    miss: Tensor,
     grad_logp: Tensor,
     grad_entropy: Tensor | None,
     entropy: Tensor | None,
@@ -296,8 +331,8 @@ def gradient_tile(
     block = _block(width, _GRADIENT_BLOCK)
     blocks = triton.cdiv(width, block)
     _gradient_kernel[(rows * blocks,)](
-        x, x.stride(0), x if bias is None else bias, targets, log_z, grad_logp,
-        log_z if grad_entropy is None else grad_entropy, log_z if entropy is None else entropy,
+        x, x.stride(0), x if bias is None else bias, targets, reference, log_total, miss, grad_logp,
+        reference if grad_entropy is None else grad_entropy, reference if entropy is None else entropy,
         result, result.stride(0), start, width, blocks, inner, outer,
         CAPPED=capped, HAS_BIAS=bias is not None, HAS_ENTROPY=grad_entropy is not None, BLOCK=block, num_warps=8,
     )  # fmt: skip
@@ -306,7 +341,18 @@ def gradient_tile(
 def rescale_rows(values: Tensor, factor: Tensor) -> None:
     """values[r] *= factor[r]; rows whose factor is 1 are not touched."""
     rows, width = values.shape
-    _rescale_kernel[(rows,)](values, values.stride(0), factor, width, BLOCK=_block(width, _ROW_BLOCK), num_warps=4)
+    _rescale_kernel[(rows,)](
+        values, values.stride(0), factor, factor.stride(0), width, BLOCK=_block(width, _ROW_BLOCK), num_warps=4
+    )
+
+
+def scaled_rows(values: Tensor, factor: Tensor, out: Tensor) -> None:
+    """out[r] = values[r] * factor[r], rounded once."""
+    rows, width = values.shape
+    _scaled_kernel[(rows,)](
+        values, values.stride(0), factor, factor.stride(0), out, out.stride(0), width,
+        BLOCK=_block(width, _ROW_BLOCK), num_warps=8,
+    )  # fmt: skip
 
 
 def finish_rows(mean: Tensor, weight: Tensor, targets: Tensor, onto_target: Tensor, onto_mean: Tensor, out: Tensor) -> None:

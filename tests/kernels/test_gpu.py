@@ -92,6 +92,50 @@ def test_accuracy_at_the_published_head(trained):
         assert relative(weight.grad, doubles[1].grad) <= 3.5e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_logit_far_above_the_reference(dtype, trained):
+    """The references of some rows must move, by far, in a later tile: the product is computed again."""
+    states, weight, targets, _ = leaves(dtype, 300, 128, 5003, trained, bias=False)
+    with torch.no_grad():
+        weight[4000] = states[7] * 2
+        weight[4500] = states[299]
+    doubles = [t.detach().double().requires_grad_(t.requires_grad) for t in (states, weight)]
+    with override(row_block=128, vocab_tile=2048):
+        found = linear_logprob(states, weight, targets)
+    found.sum().backward()
+    wanted, _ = exact(*doubles, targets)
+    wanted.sum().backward()
+    assert ((found - wanted).abs() <= 5e-5 + 2e-6 * wanted.abs()).all() and wanted.min() < -100
+    for ours, theirs in zip((states, weight), doubles, strict=True):
+        if theirs.grad is not None:
+            assert relative(ours.grad, theirs.grad) < 4e-3
+
+
+def test_another_length_compiles_nothing():
+    from frostline.kernels.lm_head import fused_triton, tiles_triton
+
+    def compiled():
+        kernels = [k for module in (fused_triton, tiles_triton) for k in vars(module).values() if hasattr(k, "device_caches")]
+        assert len(kernels) > 10
+        return sum(len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels)
+
+    def step(rows):
+        for trained in (False, True):
+            states, weight, targets, _ = leaves(torch.bfloat16, rows, 128, 5008, trained, bias=False)
+            linear_logprob(states, weight, targets).sum().backward()
+            loss = FusedLinearGRPOLoss(beta=0.0, use_ref_model=False)
+            advantages, mask = torch.ones(1, device="cuda"), torch.ones(1, rows, device="cuda")
+            loss(states.unsqueeze(0), weight, targets.unsqueeze(0), mask, advantages)[0].backward()
+
+    step(1024)
+    before = compiled()
+    assert before > 5
+    for rows in (1000, 777, 1536, 16, 300):
+        step(rows)
+    assert compiled() == before
+
+
 def test_more_elements_than_an_int32_counts():
     """A block of logits beyond 2^31 elements: the last row is right."""
     rows, vocab = 16500, 131072

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from frostline.kernels import linear_logprob
 from frostline.kernels.lm_head import plan as plans
 from frostline.kernels.lm_head.plan import override
+from frostline.kernels.matmul import target_device
 
 HIDDEN, VOCAB = 12, 300
 MANY_TILES = {"row_block": 4, "vocab_tile": 128}  # 300 is more than one tile and no multiple of it
@@ -365,3 +366,38 @@ def test_freed_storage_is_refused():
         weight.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match=r"weight: got shape .* gather it first"):
         linear_logprob(hidden, weight, targets, bias)
+
+
+@pytest.mark.parametrize("width", [64, 60], ids=["fused", "product and tile"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_token_that_is_almost_certain(width, trained):
+    """Its gradient hangs on 1 - p, which probabilities rounded to bf16 would lose: each row against float64."""
+    rows, vocab = 40, 300
+    weight = torch.randn(vocab, width).bfloat16()
+    targets = torch.randint(vocab, (rows,))
+    states = (weight[targets].float() * torch.linspace(0.1, 0.25, rows)[:, None]).bfloat16()
+    double = states.double().requires_grad_()
+    logp = (double @ weight.double().t()).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    logp.sum().backward()
+    assert 1e-9 < 1 - logp.max().exp() < 1e-3
+    with target_device("cuda"):
+        ours = states.clone().requires_grad_()
+        linear_logprob(ours, weight.clone().requires_grad_(trained), targets).sum().backward()
+    errors = (ours.grad.double() - double.grad).norm(dim=1) / double.grad.norm(dim=1)
+    assert errors.max() < 2**-7
+
+
+@pytest.mark.parametrize("offset", [-1e4, 1e4])
+def test_logits_far_from_zero_keep_their_digits(offset):
+    """A common offset of all logits changes no log-prob and no gradient."""
+    rows, width, vocab = 12, 16, 200
+    states, weight, targets = torch.randn(rows, width), torch.randn(vocab, width), torch.randint(vocab, (rows,))
+    found = []
+    for bias in (torch.zeros(vocab), torch.full((vocab,), offset)):
+        ours = states.clone().requires_grad_()
+        logp = linear_logprob(ours, weight, targets, bias)
+        logp.sum().backward()
+        found.append((logp.detach(), ours.grad))
+    # what fp32 loses is the rounding of the logits themselves: 1e4 has digits of 1e-3
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=3e-3)
+    assert (found[1][1] - found[0][1]).norm() <= 3e-3 * found[0][1].norm()

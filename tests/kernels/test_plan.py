@@ -18,7 +18,8 @@ FROZEN, TRAINED, BIAS = Needs(hidden=True), Needs(hidden=True, weight=True), Nee
 
 def problem(needs=FROZEN, **changes):
     base = {"rows": 8192, "hidden": 4096, "vocab": 128256, "dtype": torch.bfloat16, "device": "cuda", "loss_known": True}
-    return Problem(needs=needs, **{**base, **changes})
+    given = {**base, **changes}
+    return Problem(needs=needs, **{"fusable": given["device"] == "cuda" and given["dtype"].itemsize == 2, **given})
 
 
 @pytest.mark.parametrize(
@@ -47,20 +48,27 @@ def test_frozen_head_at_the_published_shape_needs_a_third_of_a_gibibyte():
 
 
 @pytest.mark.parametrize("needs", [Needs(), FROZEN, TRAINED, BIAS])
+@pytest.mark.parametrize("fusable", [False, True])
 @pytest.mark.parametrize("device, dtype", [("cuda", torch.bfloat16), ("cuda", torch.float32), ("cpu", torch.float32)])
-def test_never_above_the_unfused_path(needs, device, dtype):
+def test_never_above_the_unfused_path(needs, device, dtype, fusable):
+    fusable &= device == "cuda" and dtype.itemsize == 2
     shapes = itertools.product([16, 256, 4096, 65536], [256, 4096, 6656], [32000, 128256, 262144], [False, True])
     for rows, hidden, vocab, known in shapes:
-        given = problem(needs, rows=rows, hidden=hidden, vocab=vocab, loss_known=known, device=device, dtype=dtype)
+        given = problem(
+            needs, rows=rows, hidden=hidden, vocab=vocab, loss_known=known, device=device, dtype=dtype, fusable=fusable
+        )
         plan = make_plan(given)
         assert plan.peak_bytes <= given.unfused_bytes, plan
 
 
 def test_tiles_do_not_grow_with_the_problem():
     """V = 262144, H = 5376 at 12k tokens: a tile in proportion to N * H once took 2 GiB."""
-    for rows in (8192, 12288, 1 << 20):
-        plan = make_plan(problem(Needs(), rows=rows, hidden=5376, vocab=262144))
+    for rows, needs in itertools.product((8192, 12288, 1 << 20), (Needs(), FROZEN)):
+        plan = make_plan(problem(needs, rows=rows, hidden=5376, vocab=262144, fusable=False))
         assert plan.row_block * plan.vocab_tile * 4 <= GIB
+        fused = make_plan(problem(needs, rows=rows, hidden=5376, vocab=262144))
+        kept = 2 * fused.problem.gradient_bytes  # in the backward, beside its scaled copy
+        assert fused.peak_bytes <= kept + rows * 128 + GIB // 2
 
 
 def test_weight_gradient_takes_the_smaller_way():
@@ -94,9 +102,23 @@ def test_whole_sequences_share_a_block():
 
 
 def test_no_sliver_at_the_end():
-    plan = make_plan(problem(vocab=151936))
+    plan = make_plan(problem(vocab=151936, fusable=False))
     tiles = -(-151936 // plan.vocab_tile)
     assert 151936 - (tiles - 1) * plan.vocab_tile > plan.vocab_tile // 2
+
+
+@pytest.mark.parametrize("vocab", [128256, 151936, 262144, 32003])
+@pytest.mark.parametrize("rows", [128, 1000, 3000, 4096, 8192, 50000])
+def test_a_fused_tile_fills_the_multiprocessors(rows, vocab):
+    """Output tiles of 128 x 256 on 132 multiprocessors: at most 6 % of their turns are idle, where there are turns enough."""
+    plan = make_plan(problem(rows=rows, vocab=vocab))
+    down, turns = -(-min(plan.row_block, rows) // 128), 0
+    for first in range(0, vocab, plan.vocab_tile):
+        across = -(-min(plan.vocab_tile, vocab - first) // 256)
+        turns += -(-down * across // 132)
+    ideal = down * -(-vocab // 256) / 132
+    assert plan.vocab_tile % 256 == 0 or plan.vocab_tile == vocab
+    assert turns <= 1.06 * ideal + 1
 
 
 def run_grpo(rows, hidden, vocab, dtype, trained, bias, active_rows=None, **more):
@@ -126,7 +148,8 @@ def test_predicted_peak_is_what_the_engine_allocates(live_bytes, needs, bias, dt
         with live_bytes() as tracker:
             step()
     masked = True  # fake tensors cannot be asked whether every row counts
-    plan = make_plan(Problem(rows, hidden, vocab, dtype, needs, loss_known=True, masked=masked, device=device))
+    given = {"rows": rows, "hidden": hidden, "vocab": vocab, "dtype": dtype, "device": device}
+    plan = make_plan(problem(needs, masked=masked, **given))
     slack = 2**20 if device == "cuda" else 2**24  # a CPU widens its operands in slabs of at most 16 MiB
     assert tracker.peak <= plan.peak_bytes <= 1.1 * tracker.peak + slack
 
@@ -140,7 +163,7 @@ def test_predicted_peak_with_entropies(live_bytes, needs, more):
         with live_bytes() as tracker:
             step()
     entropy = "entropy_coef" in more
-    plan = make_plan(Problem(rows, hidden, vocab, dtype, needs, loss_known=True, entropy=entropy, masked=True, device="cuda"))
+    plan = make_plan(problem(needs, rows=rows, hidden=hidden, vocab=vocab, entropy=entropy, masked=True))
     assert tracker.peak <= plan.peak_bytes <= 1.1 * tracker.peak + 2**20
 
 
@@ -157,7 +180,7 @@ def test_predicted_peak_with_an_unknown_loss(live_bytes, needs, entropy, rows):
             found = linear_logprob(states, weight, targets, return_entropy=entropy)
             if needs.any:
                 (found[0].sum() + found[1].sum() if entropy else found.sum()).backward()
-    plan = make_plan(Problem(rows, hidden, vocab, dtype, needs, entropy=entropy, device="cuda"))
+    plan = make_plan(problem(needs, rows=rows, hidden=hidden, vocab=vocab, entropy=entropy, loss_known=False))
     assert tracker.peak <= plan.peak_bytes <= 1.1 * tracker.peak + 2**20
 
 

@@ -66,34 +66,51 @@ def part(bias, tile):
     return None if bias is None else bias[tile].contiguous()
 
 
+def begun(x, bias, transform):
+    """(target_logit, reference, total, moment) before the first tile."""
+    z = exact(x, bias, transform)[0]
+    padded = torch.cat([z, torch.full((len(x), 1), float("nan"))], 1)
+    target = padded.gather(1, TARGETS.clamp(min=0)[:, None])[:, 0].float()
+    return target, target.clamp(min=torch.finfo(torch.float32).min), torch.zeros(len(x)), torch.zeros(len(x))
+
+
+def finished(target, reference, total, moment):
+    """(log_z, logp, entropy) from the statistics of the other columns and the target's logit, in float64."""
+    target, reference, total, moment = (t.double() for t in (target, reference, total, moment))
+    ahead = target - reference
+    everything = total + ahead.exp()
+    entropy = everything.log() - (moment + torch.where(ahead.exp() > 0, ahead.exp() * ahead, 0)) / everything
+    return reference + everything.log(), ahead - everything.log(), entropy
+
+
 def reduced(tiles, x, bias, transform):
-    maximum, total, moment, target = (torch.full((len(x),), float("nan")) for _ in range(4))
+    target, reference, total, moment = begun(x, bias, transform)
     for tile in columns():
         tiles.reduce_tile(
-            x[:, tile],
-            part(bias, tile),
-            TARGETS,
-            maximum,
-            total,
-            moment,
-            target,
-            tile.start,
-            tile.start == 0,
-            *scalars(transform),
-        )
-    return maximum, total, moment, target
+            x[:, tile], part(bias, tile), TARGETS, reference, total, moment, tile.start, *scalars(transform)
+        )  # fmt: skip
+    return target, reference, total, moment
+
+
+def test_target_logits(tiles, transform, bias):
+    hidden, weight = torch.randn(len(TARGETS), 70).half(), torch.randn(VOCAB, 70).half()
+    out = torch.empty(len(TARGETS))
+    tiles.target_logits(hidden, weight, bias, TARGETS, out, *scalars(transform))
+    wanted = begun((hidden.double() @ weight.double().t()), bias, transform)[0]
+    torch.testing.assert_close(out[COUNTED], wanted[COUNTED], rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert out[~COUNTED].tolist() == [0.0]
 
 
 def test_reduce(tiles, transform, bias):
     x = torch.randn(len(TARGETS), VOCAB) * 5
     before = x.clone()
-    maximum, total, moment, target = reduced(tiles, x, bias, transform)
     _, log_z, logp, entropy, _ = exact(x, bias, transform)
-    found = maximum + total.log()
+    found = finished(*reduced(tiles, x, bias, transform))
     assert torch.equal(x, before)
-    torch.testing.assert_close(found[COUNTED].double(), log_z[COUNTED], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close((target - found)[COUNTED].double(), logp[COUNTED], rtol=1e-5, atol=2e-5, equal_nan=True)
-    torch.testing.assert_close((found - moment / total)[COUNTED].double(), entropy[COUNTED], rtol=1e-5, atol=5e-5)
+    counted = COUNTED & (TARGETS < VOCAB)
+    for ours, theirs in zip(found, (log_z, logp, entropy), strict=True):
+        torch.testing.assert_close(ours[counted], theirs[counted], rtol=1e-5, atol=2e-5)
+        assert ours[TARGETS == VOCAB].isnan().all()
 
 
 @pytest.mark.parametrize("dtype, limit", [(None, 0.5), (None, 40.0), (torch.bfloat16, 40.0), (torch.float16, 8.0)])
@@ -102,29 +119,27 @@ def test_fold(tiles, transform, bias, dtype, limit, with_moment):
     x = torch.randn(len(TARGETS), VOCAB) * 3
     x[:, SPLIT:] += 4  # the second tile exceeds the first, by more than the smaller limit
     z, log_z, logp, entropy, slope = exact(x, bias, transform)
-    maximum, total, moment, target, rescale = (torch.full((len(x),), float("nan")) for _ in range(5))
-    probabilities = torch.empty(len(x), 0, dtype=torch.float64)
+    target, reference, total, moment = begun(x, bias, transform)
+    rescale, probabilities = torch.full((len(x),), float("nan")), torch.empty(len(x), 0, dtype=torch.float64)
     for tile in columns():
         scratch = x[:, tile].clone()
         p = None if dtype is None else torch.empty(scratch.shape, dtype=dtype)
         tiles.fold_tile(
-            scratch, part(bias, tile), TARGETS, p, maximum, total, moment if with_moment else None, target, rescale,
-            tile.start, tile.start == 0, limit, *scalars(transform),
+            scratch, part(bias, tile), TARGETS, p, reference, total, moment if with_moment else None, rescale,
+            tile.start, limit, *scalars(transform),
         )  # fmt: skip
         probabilities = torch.cat([probabilities * rescale.double()[:, None], (scratch if p is None else p).double()], 1)
-    torch.testing.assert_close((maximum + total.log())[COUNTED].double(), log_z[COUNTED], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        (target - maximum - total.log())[COUNTED].double(), logp[COUNTED], rtol=1e-5, atol=2e-5, equal_nan=True
-    )
-    if with_moment:
-        found = (maximum + total.log() - moment / total)[COUNTED]
-        torch.testing.assert_close(found.double(), entropy[COUNTED], rtol=1e-5, atol=5e-5)
+    counted = COUNTED & (TARGETS < VOCAB)
+    found = finished(target, reference, total, moment)
+    for ours, theirs in list(zip(found, (log_z, logp, entropy), strict=True))[: 3 if with_moment else 2]:
+        torch.testing.assert_close(ours[counted], theirs[counted], rtol=1e-5, atol=5e-5)
+    everything = total.double() + (target - reference).double().exp()
     wanted = torch.exp(z - log_z[:, None]) * slope / transform.steepest
-    found = probabilities / total.double()[:, None]
+    wanted[counted] = wanted[counted].scatter(1, TARGETS[counted][:, None], 0.0)
     # The interpreter truncates to bf16 where a GPU rounds: a whole unit in the last place.
     tolerance = {None: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
-    torch.testing.assert_close(found[COUNTED], wanted[COUNTED], rtol=tolerance, atol=1e-6)
-    assert rescale[~COUNTED].tolist() == [1.0]
+    torch.testing.assert_close((probabilities / everything[:, None])[counted], wanted[counted], rtol=tolerance, atol=1e-6)
+    assert rescale[~COUNTED].tolist() == [1.0] and (probabilities[~COUNTED] == 0).all()
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
@@ -142,12 +157,15 @@ def test_gradient(tiles, transform, bias, dtype, with_entropy):
     wanted[~COUNTED] = 0
     x[~COUNTED] = float("nan")
     pair = (grad_entropy, entropy.float()) if with_entropy else (None, None)
+    reference = z.amax(1).float()
+    miss = 1 - p.gather(1, TARGETS.clamp(0, VOCAB - 1)[:, None])[:, 0].float()
     for tile in columns():
         scratch = x[:, tile].clone()
         out = None if dtype is None else torch.empty(scratch.shape, dtype=dtype)
         tiles.gradient_tile(
-            scratch, part(bias, tile), TARGETS, log_z.float(), grad_logp, *pair, out, tile.start, *scalars(transform)
-        )
+            scratch, part(bias, tile), TARGETS, reference, (log_z - reference.double()).float(), miss, grad_logp, *pair, out,
+            tile.start, *scalars(transform),
+        )  # fmt: skip
         found = (scratch if out is None else out).double()
         torch.testing.assert_close(found, wanted[:, tile], rtol=1e-4 if dtype is None else 2**-7, atol=1e-5)
         assert torch.equal(found[~COUNTED], torch.zeros_like(found[~COUNTED]))
@@ -173,23 +191,33 @@ def test_finish(tiles, dtype):
     torch.testing.assert_close(out.float(), wanted, rtol=2**-7 if dtype == torch.bfloat16 else 1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scaled(tiles, dtype):
+    values, factor = torch.randn(4, 70).to(dtype), torch.tensor([1.0, 0.3, -2.0, 0.0])
+    for factors in (factor, torch.tensor(0.3).expand(4)):
+        out = torch.empty_like(values)
+        tiles.scaled_rows(values, factors, out)
+        torch.testing.assert_close(out, (values.float() * factors[:, None]).to(dtype), rtol=2**-7, atol=0)
+
+
 @pytest.mark.parametrize("value", [-1e4, 1e4, -3e38])
-def test_far_away_logits_stay_finite(tiles, value):
+def test_far_away_logits_keep_every_digit(tiles, value):
     """All logits strongly negative: log-probs are those of a uniform row, never NaN or above 0."""
-    maximum, total, _, target = reduced(tiles, torch.full((len(TARGETS), VOCAB), value), None, Transform())
-    logp = (target - maximum - total.log())[COUNTED][:-1]
-    torch.testing.assert_close(logp, torch.full_like(logp, -torch.tensor(float(VOCAB)).log().item()), rtol=1e-5, atol=2e-3)
+    _, logp, entropy = finished(*reduced(tiles, torch.full((len(TARGETS), VOCAB), value), None, Transform()))
+    counted, uniform = COUNTED & (TARGETS < VOCAB), torch.tensor(float(VOCAB)).log().double()
+    torch.testing.assert_close(logp[counted], -uniform.expand(counted.sum()), rtol=1e-6, atol=0)
+    torch.testing.assert_close(entropy[counted], uniform.expand(counted.sum()), rtol=1e-6, atol=0)
 
 
 def test_forbidden_tokens_have_no_probability(tiles):
-    """A bias of -inf forbids a token: a first tile of -inf alone must not poison the row."""
+    """A bias of -inf forbids a token: a first tile of -inf alone must not poison the row, nor a forbidden target."""
     bias = torch.zeros(VOCAB)
     bias[:SPLIT] = -float("inf")
     x = torch.randn(len(TARGETS), VOCAB)
-    maximum, total, moment, _ = reduced(tiles, x, bias, Transform())
-    log_z = x[:, SPLIT:].double().logsumexp(1)
-    torch.testing.assert_close((maximum + total.log())[COUNTED].double(), log_z[COUNTED], rtol=1e-5, atol=1e-5)
-    assert torch.isfinite(moment[COUNTED]).all()
+    log_z, logp, entropy = finished(*reduced(tiles, x, bias, Transform()))
+    counted = COUNTED & (TARGETS < VOCAB)
+    torch.testing.assert_close(log_z[counted], x[counted, SPLIT:].double().logsumexp(1), rtol=1e-5, atol=1e-5)
+    assert (logp[counted & (TARGETS < SPLIT)] == -torch.inf).all() and torch.isfinite(entropy[counted]).all()
 
 
 def test_a_tile_too_wide_to_fold_is_refused():
@@ -197,8 +225,6 @@ def test_a_tile_too_wide_to_fold_is_refused():
         pytest.skip("interpreter only")
     from frostline.kernels.lm_head import tiles_triton
 
-    maximum, total, *state = [torch.empty(1) for _ in range(4)]
+    state = [torch.empty(1) for _ in range(2)]
     with pytest.raises(ValueError, match="at most 32768"):
-        tiles_triton.fold_tile(
-            torch.empty(1, 32769), None, TARGETS[:1], None, maximum, total, None, *state, 0, True, 40.0, 1.0, 1.0, False
-        )
+        tiles_triton.fold_tile(torch.empty(1, 32769), None, TARGETS[:1], None, *state, None, state[0], 0, 40.0, 1.0, 1.0, False)
