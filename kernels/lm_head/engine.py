@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from frostline.kernels.lm_head import fused, tiles
+from frostline.kernels.lm_head.output_tiles import workspace_size
 from frostline.kernels.lm_head.plan import Needs, Plan
 from frostline.kernels.lm_head.transform import Transform
 from frostline.kernels.matmul import accumulator_dtype, mm_rounded, mm_wide
@@ -177,7 +178,7 @@ def blocks(
     storage = head.empty(count if keep else height, plan.padded_vocab, dtype=plan.tile_dtype)[:, :vocab]
     buffer = None if plan.in_place else head.empty(height, plan.padded_vocab)[:, :vocab]
     mean = head.empty(height, head.hidden.shape[1]) if needs.hidden else None
-    workspace = head.empty(fused.workspace_size(height, vocab)) if plan.fused else None
+    workspace = head.empty(workspace_size(height, vocab)) if plan.fused else None
     for rows in _slices(count, plan.row_block):
         block, size = head.rows(rows), rows.stop - rows.start
         tile = storage[rows] if keep else storage[:size]
@@ -291,7 +292,7 @@ class _Walk:
         stored = (height, -(-plan.vocab_tile // 64) * 64)
         self.logits = None if plan.fused else head.empty(*stored)
         self.tile = head.empty(*stored, dtype=plan.tile_dtype) if tile and not plan.in_place else None
-        partials = fused.workspace_size(height, plan.vocab_tile)
+        partials = workspace_size(height, plan.vocab_tile)
         self.workspace = head.empty(partials) if statistics and plan.fused else None
 
     def reduce(self, block: Head, columns: slice, running: _Running) -> None:

@@ -5,7 +5,7 @@ operands and without fp32 logits in memory. On CUDA they are Triton kernels (`fu
 the GPUs that `fusable` names; on the CPU, where tests and the cost model's fake tensors come, product and tile op in turn.
 
 `weight` is a slice of the vocabulary, [width, H], that begins at `start`. `workspace` holds fp32 partial figures,
-`workspace_size` elements of them: the ops allocate nothing on the GPU, so that a plan can name every byte.
+`output_tiles.workspace_size` elements of them: the ops allocate nothing on the GPU, so that a plan can name every byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch.utils.flop_counter import register_flop_formula
 from frostline.kernels.lm_head import tiles_torch
 from frostline.kernels.matmul import device_kind, mm_wide
 
-ROWS, COLUMNS = 128, 256  # of an output tile: what one program holds in registers
 _ALIGNED = 16  # bytes, of rows and beginnings, for the tensor memory accelerator
 
 _SCALARS = "float inner, float outer, bool capped"
@@ -56,18 +55,6 @@ def fusable(hidden: Tensor, weight: Tensor) -> bool:
 @cache
 def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
-
-
-def workspace_size(rows: int, width: int) -> int:
-    """Elements of the workspace of a product of `rows` rows and `width` columns: three partial figures, and a flag."""
-    return 3 * rows * -(-width // COLUMNS) + 1
-
-
-def partials(workspace: Tensor, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(maxima, sums, moments), each [column tiles, rows], and the flag of a workspace."""
-    tiles = -(-width // COLUMNS)
-    maxima, sums, moments = workspace[: 3 * tiles * rows].view(3, tiles, rows)
-    return maxima, sums, moments, workspace[-1:]
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Tensor:

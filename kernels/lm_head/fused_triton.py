@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from frostline.kernels.lm_head.fused import COLUMNS, ROWS, partials
+from frostline.kernels.lm_head.output_tiles import COLUMNS, ROWS, partials
 from frostline.kernels.lm_head.tiles_torch import INACTIVE
 from frostline.kernels.lm_head.tiles_triton import _LOWEST, _moved_moment, _tanh
 

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 import torch
 
-from frostline.kernels.lm_head import fused
+from frostline.kernels.lm_head import output_tiles
 from frostline.kernels.matmul import accumulator_dtype, mm_rounded_workspace, slab_workspace
 
 
@@ -286,7 +286,7 @@ def _peak(plan: Plan) -> int:
     clean_hidden = (problem.masked and needs.weight) * rows * problem.hidden * narrow
     logits_tile = block * _round_up(plan.vocab_tile, 64) * wide
     if plan.fused:
-        partials = fused.workspace_size(block, plan.vocab_tile) * wide
+        partials = output_tiles.workspace_size(block, plan.vocab_tile) * wide
         logits_tile = 0 if plan.strategy is Strategy.RECOMPUTE else partials
     gradient_tile = 0 if plan.in_place else block * _round_up(plan.vocab_tile, 64) * tile
     row_accumulator = block * problem.hidden * wide
@@ -314,7 +314,7 @@ def _blocks_peak(plan: Plan, block: int, weight_gradient: int, row_accumulator: 
     logits = block * plan.padded_vocab * wide
     gradient = 0 if plan.in_place else block * plan.padded_vocab * plan.tile_dtype.itemsize
     if plan.fused:
-        logits += fused.workspace_size(block, problem.vocab) * wide
+        logits += output_tiles.workspace_size(block, problem.vocab) * wide
     bias = problem.needs.bias * problem.vocab * 3 * wide
     scaled_hidden = problem.needs.hidden * problem.rows * problem.hidden * problem.dtype.itemsize
     if plan.keep_tiles:
@@ -354,7 +354,11 @@ def _whole_waves(vocab: int, rows: int, most: int) -> int:
 
     On 132 multiprocessors a product of 1,008 output tiles takes 8 turns, the last with 84 at work; one of 1,056 takes as many.
     """
-    down, across, widest = -(-rows // fused.ROWS), -(-vocab // fused.COLUMNS), max(most // fused.COLUMNS, 1)
+    down, across, widest = (
+        -(-rows // output_tiles.ROWS),
+        -(-vocab // output_tiles.COLUMNS),
+        max(most // output_tiles.COLUMNS, 1),
+    )
     if across <= widest:
         return vocab
 
@@ -362,7 +366,7 @@ def _whole_waves(vocab: int, rows: int, most: int) -> int:
         whole, rest = divmod(across, count)
         return whole * -(-down * count // _PROGRAMS) + -(-down * rest // _PROGRAMS)
 
-    return fused.COLUMNS * min(range(widest, widest // 2, -1), key=turns)
+    return output_tiles.COLUMNS * min(range(widest, widest // 2, -1), key=turns)
 
 
 def _align(rows: int, group: int) -> int:

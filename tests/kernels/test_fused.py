@@ -7,6 +7,7 @@ import torch
 
 from frostline.kernels import linear_logprob
 from frostline.kernels.lm_head import fused
+from frostline.kernels.lm_head.output_tiles import workspace_size
 from frostline.kernels.lm_head.plan import override
 from frostline.kernels.lm_head.tiles import INACTIVE
 from frostline.kernels.lm_head.transform import Transform
@@ -43,7 +44,7 @@ class Problem:
         self.reference, self.total = torch.randn(ROWS) * 2, torch.rand(ROWS) * 50
         self.moment = torch.randn(ROWS) if moment else None
         self.rescale = torch.empty(ROWS)
-        self.workspace = torch.full((fused.workspace_size(ROWS, WIDTH),), float("nan"))
+        self.workspace = torch.full((workspace_size(ROWS, WIDTH),), float("nan"))
 
     def state(self):
         return [None if t is None else t.clone() for t in (self.reference, self.total, self.moment, self.rescale)]
