@@ -33,10 +33,11 @@ from frostline.kernels.lm_head.tiles_triton import _LOWEST, _moved_moment, _tanh
 
 _INACTIVE = tl.constexpr(INACTIVE)
 _DEPTH = 64  # of a step along the hidden dimension
-_GROUP = 8  # row tiles that are walked together, so that a weight tile is read from the L2 cache
+_GROUP = 16  # row tiles that are walked together, so that a weight tile is read from the L2 cache
 _JOIN_ROWS, _JOIN_TILES = 16, 128
-# 128 x 256 accumulators in two warp groups, three stages of 48 KiB in flight, and 64 KiB to store a tile: 208 of 227 KiB.
-_CONFIGURATION = {"num_warps": 8, "num_stages": 3}
+# 128 x 256 accumulators in two warp groups, and stages of 48 KiB in flight: four beside half a 16-bit tile on its way out (224 of
+# 227 KiB of shared memory), three beside half an fp32 one.
+_WARPS, _STAGES, _STAGES_BESIDE_FP32 = 8, 4, 3
 _ANY_SIZE = ["rows", "width", "start"]  # sizes that change from call to call must not compile a kernel each
 
 
@@ -58,6 +59,14 @@ def _product(hidden, weight, row_tile, column_tile, inner_size, BM: tl.constexpr
         b = weight.load([column_tile * BN, step * BK])
         sums = tl.dot(a, b.T, sums)
     return sums
+
+
+@triton.jit
+def _store(out, tile, row_tile, column_tile, BM: tl.constexpr, BN: tl.constexpr):
+    """Store a tile in halves: shared memory has no room for a whole one beside the operands."""
+    left, right = tl.split(tl.permute(tl.reshape(tile, (BM, 2, BN // 2)), (0, 2, 1)))
+    out.store([row_tile * BM, column_tile * BN], left.to(out.dtype))
+    out.store([row_tile * BM, column_tile * BN + BN // 2], right.to(out.dtype))
 
 
 @triton.jit
@@ -101,7 +110,7 @@ def _fold_kernel(
             tanh = z / outer
             p = tl.where(p > 0, p * (1.0 - tanh * tanh), 0.0)
         p = tl.where((target == _INACTIVE)[:, None], 0.0, p)
-        p_out.store([row_tile * BM, column_tile * BN], p.to(p_out.dtype))
+        _store(p_out, p, row_tile, column_tile, BM, BN)
 
 
 @triton.jit(do_not_specialize=_ANY_SIZE)
@@ -110,16 +119,13 @@ def _reduce_kernel(
     KEEP: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr,
     GROUP: tl.constexpr, PROGRAMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums relative to each tile's own maximum; `KEEP` stores the raw logits as well, in halves: shared memory has no
-    room for a whole fp32 tile beside the operands."""
+    """Partial sums relative to each tile's own maximum; `KEEP` stores the raw logits as well."""
     tiles = tl.cdiv(rows, BM) * tl.cdiv(width, BN)
     for tile in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
         row_tile, column_tile = _place(tile, rows, width, GROUP, BM, BN)
         x = _product(hidden, weight, row_tile, column_tile, inner_size, BM, BN, BK)
         if KEEP:
-            left, right = tl.split(tl.permute(tl.reshape(x, (BM, 2, BN // 2)), (0, 2, 1)))
-            x_out.store([row_tile * BM, column_tile * BN], left)
-            x_out.store([row_tile * BM, column_tile * BN + BN // 2], right)
+            _store(x_out, x, row_tile, column_tile, BM, BN)
         row = row_tile * BM + tl.arange(0, BM)
         column = column_tile * BN + tl.arange(0, BN)
         target = tl.load(targets + row, mask=row < rows, other=_INACTIVE)
@@ -166,7 +172,7 @@ def _gradient_kernel(
         else:
             gradient *= outer
         gradient = tl.where((target == _INACTIVE)[:, None], 0.0, gradient)
-        out.store([row_tile * BM, column_tile * BN], gradient.to(out.dtype))
+        _store(out, gradient, row_tile, column_tile, BM, BN)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
@@ -264,12 +270,16 @@ def _operands(hidden: Tensor, weight: Tensor) -> tuple[Any, Any]:
     return TensorDescriptor.from_tensor(hidden, [ROWS, _DEPTH]), TensorDescriptor.from_tensor(weight, [COLUMNS, _DEPTH])
 
 
-def _shape(hidden: Tensor, weight: Tensor) -> tuple[tuple[int], dict[str, Any]]:
+def _output(tile: Tensor) -> Any:
+    return TensorDescriptor.from_tensor(tile, [ROWS, COLUMNS // 2])
+
+
+def _shape(hidden: Tensor, weight: Tensor, stages: int = _STAGES) -> tuple[tuple[int], dict[str, Any]]:
     """The grid, and the constants of its walk."""
     tiles = triton.cdiv(hidden.shape[0], ROWS) * triton.cdiv(weight.shape[0], COLUMNS)
     programs = _programs(hidden.device)
     sizes = {"GROUP": _GROUP, "PROGRAMS": programs, "BM": ROWS, "BN": COLUMNS, "BK": _DEPTH}
-    return (min(programs, tiles),), sizes | _CONFIGURATION
+    return (min(programs, tiles),), sizes | {"num_warps": _WARPS, "num_stages": stages}
 
 
 def _joining(rows: int) -> tuple[tuple[int], dict[str, int]]:
@@ -299,7 +309,7 @@ def fold_logits(
     grid, sizes = _shape(hidden, weight)
     join_grid, join_sizes = _joining(rows)
     flags = {"CAPPED": capped, "HAS_BIAS": bias is not None, "HAS_MOMENT": moment is not None}
-    operands, out = _operands(hidden, weight), TensorDescriptor.from_tensor(p, [ROWS, COLUMNS])
+    operands, out = _operands(hidden, weight), _output(p)
     offsets, kept_moment = reference if bias is None else bias, total if moment is None else moment
     for repair in (False, True):
         _fold_kernel[grid](
@@ -334,9 +344,9 @@ def reduce_logits(
     """The product and `tiles.reduce_tile` of it in one (see `fused`)."""
     rows, width = hidden.shape[0], weight.shape[0]
     maxima, sums, moments, _ = partials(workspace, rows, width)
-    grid, sizes = _shape(hidden, weight)
+    grid, sizes = _shape(hidden, weight, _STAGES if x is None else _STAGES_BESIDE_FP32)
     operands = _operands(hidden, weight)
-    kept = operands[0] if x is None else TensorDescriptor.from_tensor(x, [ROWS, COLUMNS // 2])
+    kept = operands[0] if x is None else _output(x)
     _reduce_kernel[grid](
         *operands, kept, reference if bias is None else bias, targets, maxima, sums, moments, rows, width, start,
         hidden.shape[1], inner, outer,
@@ -370,7 +380,7 @@ def gradient_logits(
     rows, width = out.shape
     grid, sizes = _shape(hidden, weight)
     _gradient_kernel[grid](
-        *_operands(hidden, weight), TensorDescriptor.from_tensor(out, [ROWS, COLUMNS]), reference if bias is None else bias,
+        *_operands(hidden, weight), _output(out), reference if bias is None else bias,
         targets, reference, log_total, miss, grad_logp, reference if grad_entropy is None else grad_entropy,
         reference if entropy is None else entropy, rows, width, start, hidden.shape[1], inner, outer,
         CAPPED=capped, HAS_BIAS=bias is not None, HAS_ENTROPY=grad_entropy is not None, **sizes,
