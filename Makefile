@@ -30,7 +30,7 @@ report: .venv/run.stamp ## the table and the verdicts of the last session
 compare: .venv/run.stamp ## a verdict on two revisions: make compare BASE=main HEAD=my-branch
 	$(BIN)/frostline compare $(BASE) $(HEAD) $(ARGS)
 
-crossover: .venv/run.stamp ## the chart of peak memory over sequence length, measuring what is missing
+crossover: .venv/run.stamp ## the charts of peak memory and step time over sequence length, measuring what is missing
 	$(BIN)/frostline chart crossover --out results $(ARGS)
 
 gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the main branch
