@@ -1,5 +1,6 @@
 """How it is measured. A user's suite file needs only what this page exports."""
 
 from frostline.harness.declare import Preset, Share, Step, Suite, skip, suite
+from frostline.results.record import Bar
 
-__all__ = ["Preset", "Share", "Step", "Suite", "skip", "suite"]
+__all__ = ["Bar", "Preset", "Share", "Step", "Suite", "skip", "suite"]

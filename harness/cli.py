@@ -375,13 +375,17 @@ def _show(table: Table, width: int | None = None) -> None:
 
 
 def _print_figures(store: Store, session: Session, verdicts: Sequence[Verdict], markdown: Path | None) -> None:
+    from frostline.results.bars_report import bars_table
     from frostline.results.evidence import Evidence
     from frostline.results.report import bench_table
 
-    table = bench_table(Evidence.load(store, session.id), verdicts)
-    _show(table)
+    evidence = Evidence.load(store, session.id)
+    bars = bars_table(evidence)
+    tables = [bench_table(evidence, verdicts), *([] if bars is None else [bars])]
+    for table in tables:
+        _show(table)
     if markdown is not None:
-        markdown.write_text(table.markdown() + "\n")
+        markdown.write_text("\n\n".join(table.markdown() for table in tables) + "\n")
 
 
 def _print_comparison(store: Store, session: Session, verdicts: Sequence[Verdict], markdown: Path | None) -> None:

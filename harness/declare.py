@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from frostline.results.record import METRICS, STEP_TIME, Case, Params, UsageError
+from frostline.results.record import METRICS, STEP_TIME, Bar, Case, Params, UsageError
 
 Value: TypeAlias = int | float | str | bool
 Outputs: TypeAlias = Mapping[str, Any]
@@ -83,13 +83,19 @@ class Share:
 class Preset:
     """A named selection: values for some axes, and how many rounds. `implementations` empty means all of the suite's.
 
-    `shares` names implementations that take part in less than that: slow ones, or ones that are there for orientation.
+    `parts` are for cases that are no product of all axes: each has values of further axes and is a product of its own. `shares`
+    names implementations that take part in less than that: slow ones, or ones that are there for orientation.
     """
 
     axes: Mapping[str, Sequence[Value]] = field(default_factory=dict)
     rounds: int = 8
     implementations: Sequence[str] = ()
     shares: Mapping[str, Share] = field(default_factory=dict)
+    parts: Sequence[Mapping[str, Sequence[Value]]] = ()
+
+    def values(self, axis: str) -> list[Value]:
+        """Every value that the preset gives to an axis."""
+        return [value for chosen in (self.axes, *self.parts) for value in chosen.get(axis, ())]
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ class Suite:
     keep: Callable[[Params], bool] | None = None
     target_device: Callable[[str], AbstractContextManager[Any]] | None = None
     path: str = ""
+    bars: Sequence[Bar] = ()
 
     def preset(self, name: str) -> Preset:
         """The preset of that name. Raises UsageError where there is none."""
@@ -140,6 +147,7 @@ def suite(
     version: str | None = None,
     keep: Callable[[Params], bool] | None = None,
     target_device: Callable[[str], AbstractContextManager[Any]] | None = None,
+    bars: Sequence[Bar] = (),
 ) -> Callable[[Callable[..., Any]], Suite]:
     """Make a suite of a function `(implementation, device, *, **case) -> step | Step`.
 
@@ -156,10 +164,11 @@ def suite(
         version: otherwise a hash of the file's source and that of `sources`. Verdicts never mix versions.
         keep: a filter over cases.
         target_device: a context in which the measured code takes the branches of the device named, for the cost model.
+        bars: what figures are asked to reach; `run` and `report` print whether they do.
 
     Raises:
-        UsageError: an axis that the function has no keyword for, a baseline that is no implementation, or a preset whose
-            shares are of something else or leave out the baseline.
+        UsageError: an axis that the function has no keyword for, a baseline that is no implementation, a preset whose
+            shares are of something else or leave out the baseline, or a bar of an implementation or axis that there is not.
     """
 
     def decorate(function: Callable[..., Any]) -> Suite:
@@ -181,6 +190,7 @@ def suite(
                 raise UsageError(f"suite {name}: {role}={chosen!r} is no implementation; it has {', '.join(implementations)}")
         for called, preset in (presets or {}).items():
             _check_shares(f"suite {name}: preset {called!r}", preset, implementations, baseline or implementations[0])
+        _check_bars(name, bars, implementations, given)
         return Suite(
             name=name,
             function=function,
@@ -196,6 +206,7 @@ def suite(
             keep=keep,
             target_device=target_device,
             path=inspect.getsourcefile(function) or "",
+            bars=tuple(bars),
         )
 
     return decorate
@@ -210,6 +221,17 @@ def _check_shares(place: str, preset: Preset, implementations: Sequence[str], ba
             raise UsageError(f"{place}: shares: {implementation!r} {what}")
         if share.rounds is not None and not 1 <= share.rounds <= preset.rounds:
             raise UsageError(f"{place}: shares: {implementation!r} takes 1 to {preset.rounds} rounds, got {share.rounds}")
+
+
+def _check_bars(name: str, bars: Sequence[Bar], implementations: Sequence[str], axes: Collection[str]) -> None:
+    for bar in bars:
+        for role, chosen in (("side", bar.side), ("against", bar.against)):
+            if chosen not in implementations and (role == "side" or chosen):
+                wanted = ", ".join(implementations)
+                raise UsageError(f"suite {name}: bar {bar.says!r}: {role}={chosen!r} is no implementation; it has {wanted}")
+        for axis in (*bar.where, *bar.across):
+            if axis not in axes:
+                raise UsageError(f"suite {name}: bar {bar.says!r}: {axis!r} is no axis; it has {', '.join(axes)}")
 
 
 def _source_hash(function: Callable[..., Any], sources: Sequence[ModuleType]) -> str:

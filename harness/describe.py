@@ -17,7 +17,7 @@ from frostline.harness.device import usable_cores
 from frostline.harness.isolation import Ended, Process
 from frostline.harness.plan import Plan
 from frostline.harness.side import Side, Source
-from frostline.results.record import Case, UsageError
+from frostline.results.record import Bar, Case, UsageError
 
 DESCRIBE_TIMEOUT_S = 300.0
 LOOK_ROUNDS = 8  # of a comparison's look, at least: what the verdicts' error rates in docs/method.md were simulated for
@@ -71,6 +71,7 @@ class Declared:
     axes: Sequence[str]
     device: str
     cases: Sequence[Case] = field(default_factory=list)
+    bars: Sequence[Bar] = ()
 
 
 def declared(request: Request, source: Source | None = None) -> Declared:
@@ -94,7 +95,8 @@ def declared(request: Request, source: Source | None = None) -> Declared:
             raise SuiteNotLoaded(f"SUITE: {request.suite!r} could not be loaded: {end.reason}") from None
     reply.pop("modules")
     cases = [Case(reply["suite"], reply["version"], params) for params in reply.pop("cases")]
-    return Declared(**reply | {"cases": cases, "targets": tuple(reply["targets"])})
+    bars = tuple(Bar(**bar) for bar in reply.pop("bars"))
+    return Declared(**reply | {"cases": cases, "targets": tuple(reply["targets"]), "bars": bars})
 
 
 def plan_run(request: Request) -> Plan:
@@ -108,7 +110,7 @@ def plan_run(request: Request) -> Plan:
         case.id: {name: own for name, own in by_name.items() if own == 0 or (own < rounds and request.rounds is None)}
         for case, by_name in zip(suite.cases, suite.rounds_of, strict=True)
     }
-    return replace(_plan(request, replace(suite, rounds=rounds), sides, looks=1), fewer_rounds=fewer)
+    return replace(_plan(request, replace(suite, rounds=rounds), sides, looks=1), fewer_rounds=fewer, bars=suite.bars)
 
 
 def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Sequence[Source]], looks: int = 2) -> Plan:

@@ -9,7 +9,7 @@ from typing import Any
 
 from frostline.harness.side import Side
 from frostline.results.evidence import varying_axes
-from frostline.results.record import Case
+from frostline.results.record import Bar, Case
 
 BLOCK_STEPS, BLOCK_NS, BLOCK_NS_AT_MOST = 10, 20e6, 200e6
 FORTH_NS = 600e6  # a cycle goes forth in this much at most, as far as steps allow: what drifts meanwhile does not cancel
@@ -32,6 +32,7 @@ class Plan:
         threads, seed, timeout_s: given to every process; the seed moves on with the round.
         selection: what the user asked for, for the record.
         fewer_rounds: by case id and implementation, of a side that does not take part in all rounds of a look; 0: not at all.
+        bars: what the suite asks of the figures, where the implementation varies.
     """
 
     suite: str
@@ -47,6 +48,7 @@ class Plan:
     timeout_s: float = 600.0
     selection: Mapping[str, Any] = field(default_factory=dict)
     fewer_rounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    bars: Sequence[Bar] = ()
 
     @property
     def baseline(self) -> Side:
@@ -75,9 +77,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """As the session's row keeps it."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("cases", "sides")}
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("cases", "sides", "bars")}
         cases = [{"suite": case.suite, "suite_version": case.suite_version, "params": dict(case.params)} for case in self.cases]
-        return plain | {"cases": cases, "sides": [side.to_json() for side in self.sides]}
+        sides, bars = [side.to_json() for side in self.sides], [vars(bar) for bar in self.bars]
+        return plain | {"cases": cases, "sides": sides, "bars": bars}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Plan:
@@ -85,6 +88,7 @@ class Plan:
         fields = dict(stored)
         fields["cases"] = [Case(**case) for case in stored["cases"]]
         fields["sides"] = [Side.from_json(side) for side in stored["sides"]]
+        fields["bars"] = tuple(Bar(**bar) for bar in stored.get("bars", ()))
         return cls(**fields)
 
 

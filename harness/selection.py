@@ -55,7 +55,7 @@ def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
     Raises:
         UsageError: an unknown axis, a value that is not of the axis' type, or a selection without a case.
     """
-    chosen: dict[str, Sequence[Value]] = dict(preset.axes)
+    typed: dict[str, Sequence[Value]] = {}
     for setting in settings:
         axis, equals, values = setting.partition("=")
         if not equals or not values:
@@ -63,11 +63,12 @@ def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
         if axis not in suite.axes:
             meant = _did_you_mean(axis, list(suite.axes))
             raise UsageError(f"--set: {suite.name} has no axis {axis!r}{meant}; it has {', '.join(suite.axes)}")
-        known = [*suite.axes[axis], *preset.axes.get(axis, ()), *suite.choices.get(axis, ())]
-        chosen[axis] = [_parse(axis, value, known) for value in values.split(",")]
-    cases = list(suite.cases(chosen))
+        known = [*suite.axes[axis], *preset.values(axis), *suite.choices.get(axis, ())]
+        typed[axis] = [_parse(axis, value, known) for value in values.split(",")]
+    cases = [case for part in preset.parts or [{}] for case in suite.cases({**preset.axes, **part, **typed})]
     if not cases:
-        raise UsageError(f"--set: {suite.name} has no case for {_describe(chosen) or 'its axes'}: the selection is empty")
+        chosen = _describe({**preset.axes, **typed})
+        raise UsageError(f"--set: {suite.name} has no case for {chosen or 'its axes'}: the selection is empty")
     return list({case.id: case for case in cases}.values())
 
 

@@ -70,6 +70,7 @@ class Worker:
             "implementations": implementations,
             "targets": list(suite.targets),
             "delta": dict(suite.delta),
+            "bars": [vars(bar) for bar in suite.bars],
             "rounds": preset.rounds,
             "axes": list(suite.axes),
             "rounds_of": selection.rounds_of(preset, cases, implementations, settings, asked=bool(asked)),

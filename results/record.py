@@ -97,6 +97,10 @@ METRICS: dict[str, Metric] = {
 }
 
 
+BAR_ERRORS = ("relative", "maximum")
+"""The errors of a verified output that a bar can be about: the fields of `Verification`."""
+
+
 def content_id(content: Any) -> str:
     """A global id for what is what it contains (machines, cases, sources): 16 hex digits of SHA-256 of canonical JSON."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
@@ -146,6 +150,41 @@ class Case:
     def label(self) -> str:
         """Every axis with its value."""
         return " ".join(f"{name}={value}" for name, value in self.params.items())
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a suite asks a figure to reach in the cases that have the values of `where`.
+
+    The figure is compared with `at_most` or `at_least`: itself, or what it is over that of `against`, and where `across` is
+    given in the case that differs from this one in those values alone. `results/bars.py` judges it.
+
+    Attributes:
+        says: what is asked for, in words.
+        side: the implementation whose figure it is.
+        figure: a metric's name, or `OUTPUT.relative` or `OUTPUT.maximum`, an error of a verified output.
+        at_most, at_least: one of the two: a ratio, or without something to compare with a value in the figure's unit.
+        where: the axes' values of the cases that it is for; an axis that is not named may have any.
+        against: the implementation that it is compared with; empty with `across`: the same one.
+        across: values of axes of the case that it is compared with; empty: the same case.
+    """
+
+    says: str
+    side: str
+    figure: str
+    at_most: float | None = None
+    at_least: float | None = None
+    where: Params = field(default_factory=dict)
+    against: str = ""
+    across: Params = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.at_most is None) == (self.at_least is None):
+            raise UsageError(f"Bar {self.says!r}: wanted one of at_most and at_least, got {self.at_most} and {self.at_least}")
+        output, _, error = self.figure.rpartition(".")
+        if self.figure not in METRICS and not (output and error in BAR_ERRORS):
+            wanted = f"{', '.join(METRICS)}, or an output's error such as d_hidden.{BAR_ERRORS[0]}"
+            raise UsageError(f"Bar {self.says!r}: figure: got {self.figure!r}, wanted {wanted}")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ Cell: TypeAlias = tuple[str, ...]
 
 STYLES = {
     "broken": "bold red",
+    "missed": "bold red",
+    "holds": "green",
     "wrong": "bold red",
     "OOM": "bold red",
     "slower": "red",
