@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from frostline.harness import Preset, Share, Step, skip, suite
-from frostline.kernels import FusedLinearGRPOLoss, linear_logprob
 from frostline.kernels.matmul import target_device
 from frostline.suites import policy_step
 from frostline.suites.policy_step.batch import Batch, Shape, make_batch
 from frostline.suites.policy_step.implementation import Implementation, logp_alone, plain_loss_on
+from frostline.suites.policy_step.own import known_loss
 from frostline.suites.policy_step.peers import PEERS, make_peer
-from frostline.suites.policy_step.plain import EPSILON, LOSS_TYPES, Question, logp_of
+from frostline.suites.policy_step.plain import LOSS_TYPES, Question, logp_of
 from frostline.suites.policy_step.reference import Reference
 
 _OWN = ("unpruned", "pruned", "torch")
@@ -52,43 +52,7 @@ def _implementation(name: str, batch: Batch, question: Question) -> Implementati
     if name == "torch":
         log_probs = partial(logp_of, targets=batch.targets)
         return Implementation(plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch))
-    return _own(batch, question, pruned=name == "pruned")
-
-
-def _own(batch: Batch, question: Question, *, pruned: bool) -> Implementation:
-    """This package's head."""
-    module = FusedLinearGRPOLoss(
-        beta=question.beta,
-        use_ref_model=question.beta != 0,
-        epsilon_low=EPSILON,
-        epsilon_high=question.epsilon_high,
-        loss_type=question.loss_type,
-        max_completion_length=batch.mask.shape[1],
-        importance_sampling_level=question.level,
-        prune=pruned,
-    )
-
-    def loss() -> Tensor:
-        value: Tensor
-        value, _metrics = module(
-            batch.hidden,
-            batch.weight,
-            batch.targets,
-            batch.mask,
-            batch.advantages,
-            batch.bias,
-            ref_per_token_logps=batch.ref_logps,
-            old_per_token_logps=batch.old,
-            ref_input=batch.ref_hidden,
-            ref_weight=batch.ref_weight,
-            active_rows=batch.active if pruned else None,
-        )
-        return value
-
-    def logp() -> Tensor:
-        return linear_logprob(batch.hidden, batch.weight, batch.targets, batch.bias, active=batch.mask != 0)
-
-    return Implementation(loss, logp)
+    return known_loss(batch, question, pruned=name == "pruned")
 
 
 def _refuse_what_cannot_be(question: Question, ref_model: str) -> None:
