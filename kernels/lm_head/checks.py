@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def is_readable(tensor: Tensor) -> bool:
@@ -32,7 +32,7 @@ def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
         RuntimeError: a weight that holds no values here (ZeRO-3, FSDP before its gather, a DTensor).
     """
     check_weight(weight, names["weight"])
-    if hidden.dtype not in _FLOATING:
+    if hidden.dtype not in FLOATING:
         raise TypeError(f"{names['hidden']}: got {hidden.dtype}, wanted a floating dtype")
     if hidden.ndim < 1 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[-1]:
         raise ValueError(
@@ -82,3 +82,9 @@ def check_active_rows(active_rows: int | None, rows: int) -> None:
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
+
+
+def check_memory_budget(memory_budget: int | None) -> None:
+    """Raise ValueError for what is no number of bytes."""
+    if memory_budget is not None and memory_budget < 1:
+        raise ValueError(f"memory_budget: got {memory_budget}, wanted a positive number of bytes, or None")

@@ -24,6 +24,7 @@ from frostline.kernels.lm_head import tiles_torch
 from frostline.kernels.matmul import device_kind, mm_wide
 
 _ALIGNED = 16  # bytes, of rows and beginnings, for the tensor memory accelerator
+_DTYPES = (torch.bfloat16, torch.float16)
 
 _SCALARS = "float inner, float outer, bool capped"
 _SCHEMAS = {
@@ -43,13 +44,21 @@ def fusable(hidden: Tensor, weight: Tensor) -> bool:
 
     Under `target_device("cuda")`, where there is no device to ask, that generation is assumed.
     """
-    if device_kind(hidden) != "cuda" or hidden.dtype not in (torch.bfloat16, torch.float16) or not hidden.numel():
+    if device_kind(hidden) != "cuda" or hidden.dtype not in _DTYPES or not hidden.numel():
         return False
     if any(
         t.stride(0) * t.element_size() % _ALIGNED or t.storage_offset() * t.element_size() % _ALIGNED for t in (hidden, weight)
     ):
         return False
     return hidden.device.type != "cuda" or _is_hopper(hidden.device)
+
+
+def fusable_shape(width: int, dtype: torch.dtype, kind: str) -> bool:
+    """Whether contiguous operands of `width` columns would be taken by this machine's device of `kind`, or where there is no
+    GPU to ask, by one of the generation that the kernels were made for."""
+    if kind != "cuda" or dtype not in _DTYPES or width * dtype.itemsize % _ALIGNED:
+        return False
+    return not torch.cuda.is_available() or _is_hopper(torch.device("cuda", torch.cuda.current_device()))
 
 
 @cache

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frostline.kernels.lm_head.checks import check_device, check_head, check_shape
+from frostline.kernels.lm_head.checks import check_device, check_head, check_memory_budget, check_shape
 from frostline.kernels.lm_head.entropy import with_entropy_weights, with_highest_entropies
+from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.known_loss import LossCall, linear_loss
 from frostline.kernels.lm_head.logprob import as_autocast_would, flat, logprob_of_rows
-from frostline.kernels.lm_head.plan import Needs, Problem, fits_in_blocks
+from frostline.kernels.lm_head.plan import Needs, Problem, forms_in_forward
 from frostline.kernels.lm_head.policy_batch import Cleaner, PolicyBatch
 from frostline.kernels.lm_head.policy_losses import LOSSES, policy_loss, terms, weighted
 from frostline.kernels.lm_head.policy_options import PolicyOptions
@@ -98,6 +99,7 @@ def fused_linear_grpo_loss(
     items: float | Tensor | None = None,
     active_rows: int | None = None,
     prune: bool = True,
+    memory_budget: int | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The functional form of `FusedLinearGRPOLoss`, in the names of this package.
 
@@ -119,6 +121,8 @@ def fused_linear_grpo_loss(
         items: tokens of the whole batch over accumulation steps and processes, for dapo, cispo and vespo.
         active_rows: number of tokens that count, where the host knows it: the others are then not computed.
         prune: False computes every parameter gradient and every row, and throws away what nobody asked for.
+        memory_budget: bytes above the inputs that the head may use, see `linear_logprob`. Where the gradients of a trained head
+            cannot be formed in it while the logits are at hand, they are computed again in the backward: a product more.
 
     Returns:
         The loss, and the metrics: mean KL (when beta is not 0), the share of tokens that were clipped, and the mean entropy
@@ -129,22 +133,25 @@ def fused_linear_grpo_loss(
     """
     hidden, weight, bias = as_autocast_would(hidden, weight, bias)
     _check(hidden, weight, bias, targets, mask, advantages)
+    check_memory_budget(memory_budget)
     transform = Transform.of(temperature)
     rows = Rows.of(mask.numel(), mask != 0, active_rows, gather=prune)
-    reference_logps = _reference_logps(reference, targets, rows, transform, options)
+    reference_logps = _reference_logps(reference, targets, rows, transform, options, memory_budget)
     given = _Given(mask, advantages, old_logps, reference_logps, correction, sampling_logps, items)
     batch = _make_batch(given, options, hidden.dtype)
     group = max(mask.shape[1], 1) if options.by_completion else 1
     if not options.by_batch:
         batch = with_entropy_weights(batch, options)
-        if _formed_in_forward(hidden, weight, bias, rows, options, group, prune):
+        if _formed_in_forward(hidden, weight, bias, rows, options, group, prune, memory_budget):
             loss = _GroupedLoss(batch.map(lambda values: rows.take_counted(values.reshape(-1))), options, group)
             found: tuple[Tensor, tuple[Tensor, ...]]
-            found = _known_loss(hidden, weight, bias, targets, rows, LossCall(loss, transform, rows.masked, prune))
+            found = _known_loss(
+                hidden, weight, bias, targets, rows, LossCall(loss, transform, rows.masked, prune, memory_budget)
+            )
             return rows.whole(found[0]), found[1]
     logp, entropy = logprob_of_rows(
         hidden, weight, bias, targets, rows, transform,
-        entropy=options.entropy, entropy_in_loss=options.entropy_trained, prune=prune,
+        entropy=options.entropy, entropy_in_loss=options.entropy_trained, prune=prune, memory_budget=memory_budget,
     )  # fmt: skip
     entropy = None if entropy is None else entropy.reshape(mask.shape)
     if options.by_batch and entropy is not None:
@@ -160,19 +167,26 @@ def _known_loss(
 
 
 def _formed_in_forward(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows, options: PolicyOptions, group: int, prune: bool
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rows: Rows,
+    options: PolicyOptions,
+    group: int,
+    prune: bool,
+    memory_budget: int | None,
 ) -> bool:
     """Whether the gradients can be formed while the logits are at hand."""
     trained = Needs(hidden.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
-    if not torch.is_grad_enabled() or not trained.any or hidden.dtype == torch.float16:
+    if not torch.is_grad_enabled() or not trained.any:
         return False
     if group > 1 and rows.index is not None:  # gathered rows of a completion: how many is known to the device alone
         return False
     needs = trained if prune else Needs(trained.hidden, True, bias is not None)
     vocab, width = weight.shape
-    return fits_in_blocks(
+    return forms_in_forward(
         Problem(
-            rows.count,
+            rows.count if rows.index is None else rows.index.numel(),
             width,
             vocab,
             hidden.dtype,
@@ -180,7 +194,10 @@ def _formed_in_forward(
             loss_known=True,
             entropy=options.entropy_trained,
             group=group,
+            masked=rows.masked,
             device=device_kind(hidden),
+            fusable=fusable(hidden, weight),
+            memory_budget=memory_budget,
         )
     )
 
@@ -215,7 +232,12 @@ def _make_batch(given: _Given, options: PolicyOptions, dtype: torch.dtype) -> Po
 
 
 def _reference_logps(
-    reference: Tensor | Reference | None, targets: Tensor, rows: Rows, transform: Transform, options: PolicyOptions
+    reference: Tensor | Reference | None,
+    targets: Tensor,
+    rows: Rows,
+    transform: Transform,
+    options: PolicyOptions,
+    memory_budget: int | None,
 ) -> Tensor | None:
     """[B, T] log-probs of the reference, by one forward-only product where a model is given. Nothing when beta is 0."""
     if options.beta == 0.0 or reference is None:
@@ -225,5 +247,5 @@ def _reference_logps(
     with torch.no_grad():
         hidden, weight, bias = as_autocast_would(reference.hidden, reference.weight, reference.bias)
         check_head(hidden, weight, bias, targets, _REFERENCE_NAMES)
-        logp: Tensor = logprob_of_rows(hidden, weight, bias, targets, rows, transform)[0]
+        logp: Tensor = logprob_of_rows(hidden, weight, bias, targets, rows, transform, memory_budget=memory_budget)[0]
     return logp.reshape(targets.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from frostline.kernels.lm_head.checks import check_memory_budget
 from frostline.kernels.lm_head.grpo import Reference, fused_linear_grpo_loss
 from frostline.kernels.lm_head.policy_options import PolicyOptions
 from frostline.kernels.lm_head.transform import Transform
@@ -36,6 +37,8 @@ class FusedLinearGRPOLoss(nn.Module):
             the loss is known only after all log-probs are, which with a trained head costs a fourth product.
         entropy_coef: weight of an entropy bonus, a mean over tokens.
         report_entropy: append the mean entropy to the metrics. Costs no product.
+        memory_budget: bytes above the inputs that the head may use; None for a small default, never above what plain code would
+            need. With a trained head little memory takes a fourth product (`plan`).
 
     Raises:
         ValueError: a loss type or level that there is not, or a number out of range.
@@ -67,6 +70,7 @@ class FusedLinearGRPOLoss(nn.Module):
         top_entropy_quantile: float = 1.0,
         entropy_coef: float = 0.0,
         report_entropy: bool = False,
+        memory_budget: int | None = None,
     ) -> None:
         super().__init__()
         self.options = PolicyOptions(
@@ -89,7 +93,8 @@ class FusedLinearGRPOLoss(nn.Module):
         Transform.of(temperature)  # refuses a bad temperature now rather than at the first step
         self.temperature = temperature
         self.use_ref_model = use_ref_model
-        self.prune = prune
+        check_memory_budget(memory_budget)
+        self.prune, self.memory_budget = prune, memory_budget
         self.compiled, self.chunk_size = compiled, chunk_size
 
     def forward(
@@ -149,6 +154,7 @@ class FusedLinearGRPOLoss(nn.Module):
             items=num_items_in_batch,
             active_rows=active_rows,
             prune=self.prune,
+            memory_budget=self.memory_budget,
         )
 
     def _reference(

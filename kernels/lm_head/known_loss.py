@@ -46,6 +46,7 @@ class LossCall:
     transform: Transform
     masked: bool
     prune: bool
+    memory_budget: int | None = None
 
 
 def linear_loss(
@@ -53,7 +54,7 @@ def linear_loss(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss of `hidden` [n, H], with gradients for what needs one. To be called with autograd on and something to train.
 
-    targets [n] int64 hold `tiles.INACTIVE` where a row does not count. Whole groups fit a row block (`plan.fits_in_blocks`).
+    targets [n] int64 hold `tiles.INACTIVE` where a row does not count. Whole groups fit a row block (`plan.forms_in_forward`).
     """
     loss, *metrics = _LinearLoss.apply(hidden, weight, bias, targets, call)
     return loss, tuple(metrics)
@@ -88,11 +89,12 @@ class _LinearLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         needs = needs_of(ctx, bias, grad=True, prune=call.prune)
         head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
-        entropy = call.loss.entropy
-        plan = make_plan(problem_of(head, needs, loss_known=True, entropy=call.loss.entropy_trained, group=call.loss.group))
+        entropy, loss = call.loss.entropy, call.loss
+        problem = problem_of(head, needs, call.memory_budget, loss_known=True, entropy=loss.entropy_trained, group=loss.group)
+        plan = make_plan(problem, in_forward=True)
 
         def upstream(logp: Tensor, entropy: Tensor | None, rows: slice) -> tuple[Tensor, Tensor | None]:
-            return _upstream(call.loss, logp, entropy, rows)
+            return _upstream(loss, logp, entropy, rows)
 
         with torch.autocast(hidden.device.type, enabled=False):
             kept = None
@@ -104,13 +106,13 @@ class _LinearLoss(torch.autograd.Function):
                 found = Gradients(d_hidden)
             else:
                 statistics, found, kept = engine.blocks(head, plan, needs, upstream, entropy=entropy)
-            loss, metrics = call.loss.total(statistics.logp, statistics.entropy)
+            value, metrics = loss.total(statistics.logp, statistics.entropy)
         ctx.plan, ctx.call, formed = plan, call, only_wanted(ctx, found)
         # Through save_for_backward: autograd clones what it finds on an attribute when it accumulates it.
         later = (None,) * 5 if kept is None else (kept, hidden, weight, bias, head.targets)
         ctx.save_for_backward(*formed, *later)
         ctx.mark_non_differentiable(*metrics)
-        return loss, *metrics
+        return value, *metrics
 
     @staticmethod
     @once_differentiable

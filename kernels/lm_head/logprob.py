@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from frostline.kernels.lm_head import engine, tiles
-from frostline.kernels.lm_head.checks import check_head, check_shape
+from frostline.kernels.lm_head.checks import check_head, check_memory_budget, check_shape
 from frostline.kernels.lm_head.engine import Gradients, Head, Statistics
 from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.plan import Needs, Plan, Problem, Strategy, make_plan
@@ -40,6 +40,7 @@ def linear_logprob(
     entropy_in_loss: bool = True,
     active: Tensor | None = None,
     active_rows: int | None = None,
+    memory_budget: int | None = None,
 ) -> Tensor: ...
 
 
@@ -57,6 +58,7 @@ def linear_logprob(
     entropy_in_loss: bool = True,
     active: Tensor | None = None,
     active_rows: int | None = None,
+    memory_budget: int | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -73,6 +75,7 @@ def linear_logprob(
     entropy_in_loss: bool = True,
     active: Tensor | None = None,
     active_rows: int | None = None,
+    memory_budget: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Log-probs of `targets` under softmax of the transformed logits of `hidden @ weight.T + bias`.
 
@@ -92,6 +95,8 @@ def linear_logprob(
         active: bool [...], rows that count. The others give exactly 0, get zero gradient, and may hold anything, NaN included.
         active_rows: how many rows are active, where the host knows: then only those are computed, without asking the device. An
             active row beyond a count that is too small gives NaN. On the CPU the count is read from the mask.
+        memory_budget: bytes above the inputs that may be used for results and workspaces; None for a small default, never above
+            what plain code would need. Less memory takes smaller tiles; what cannot be met runs as lean as it can (`plan`).
 
     Returns:
         logp, shape of `targets`, fp32 (fp64); with `return_entropy` also the entropy in nats, same shape.
@@ -103,12 +108,14 @@ def linear_logprob(
     transform = Transform.of(temperature, softcap, logit_scale)
     hidden, weight, bias = as_autocast_would(hidden, weight, bias)
     check_head(hidden, weight, bias, targets, _NAMES)
+    check_memory_budget(memory_budget)
     if active is not None:
         check_shape(active, tuple(targets.shape), "active", "that of targets")
     rows = Rows.of(targets.numel(), active, active_rows)
     logp, entropy = logprob_of_rows(
-        hidden, weight, bias, targets, rows, transform, entropy=return_entropy, entropy_in_loss=entropy_in_loss
-    )
+        hidden, weight, bias, targets, rows, transform,
+        entropy=return_entropy, entropy_in_loss=entropy_in_loss, memory_budget=memory_budget,
+    )  # fmt: skip
     shaped = logp.reshape(targets.shape)
     return shaped if entropy is None else (shaped, entropy.reshape(targets.shape))
 
@@ -139,11 +146,12 @@ def logprob_of_rows(
     entropy: bool = False,
     entropy_in_loss: bool = True,
     prune: bool = True,
+    memory_budget: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs (and entropies) of all rows, [rows.count], of checked inputs. `prune=False` makes parameter gradients too."""
     grad = torch.is_grad_enabled()
     chosen = rows.targets(targets, weight.shape[0])
-    call = _Call(transform, rows.masked, entropy, entropy and entropy_in_loss, grad, prune)
+    call = _Call(transform, rows.masked, entropy, entropy and entropy_in_loss, grad, prune, memory_budget)
     logp, found = _LinearLogProb.apply(flat(hidden, rows), weight, bias, chosen, call)
     return rows.put(logp), rows.put(found) if entropy else None
 
@@ -158,6 +166,7 @@ class _Call:
     entropy_in_loss: bool
     grad: bool
     prune: bool
+    memory_budget: int | None
 
 
 def make_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, transform: Transform, masked: bool) -> Head:
@@ -178,7 +187,15 @@ def needs_of(ctx: Any, bias: Tensor | None, *, grad: bool, prune: bool) -> Needs
     return Needs(hidden, weight or not prune, offset or (not prune and bias is not None))
 
 
-def problem_of(head: Head, needs: Needs, *, loss_known: bool = False, entropy: bool = False, group: int = 1) -> Problem:
+def problem_of(
+    head: Head,
+    needs: Needs,
+    memory_budget: int | None,
+    *,
+    loss_known: bool = False,
+    entropy: bool = False,
+    group: int = 1,
+) -> Problem:
     """The plan's view of a head."""
     return Problem(
         rows=head.hidden.shape[0],
@@ -192,6 +209,7 @@ def problem_of(head: Head, needs: Needs, *, loss_known: bool = False, entropy: b
         masked=head.masked,
         device=device_kind(head.hidden),
         fusable=fusable(head.hidden, head.weight),
+        memory_budget=memory_budget,
     )
 
 
@@ -210,7 +228,7 @@ class _LinearLogProb(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         needs = needs_of(ctx, bias, grad=call.grad, prune=call.prune)
         head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
-        plan = make_plan(problem_of(head, needs, entropy=call.entropy_in_loss))
+        plan = make_plan(problem_of(head, needs, call.memory_budget, entropy=call.entropy_in_loss))
         ctx.call, ctx.plan, ctx.needs = call, plan, needs
         with torch.autocast(hidden.device.type, enabled=False):
             if plan.strategy is Strategy.STREAM:

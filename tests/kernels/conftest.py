@@ -1,4 +1,4 @@
-"""The `gpu` marker, and a tracker of live tensor bytes."""
+"""The `gpu` marker, a record of the plans that ran, and a tracker of live tensor bytes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from frostline.kernels.lm_head.plan import Plan, Strategy, make_plan
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,6 +57,21 @@ class LiveBytes(TorchDispatchMode):
 
     def _drop(self, size: int) -> None:
         self.live -= size
+
+
+@pytest.fixture
+def strategies(monkeypatch: pytest.MonkeyPatch) -> list[Strategy]:
+    """The strategies of the plans that the head follows in the test, in the order of their making."""
+    chosen: list[Strategy] = []
+
+    def recorded(*args: Any, **kwargs: Any) -> Plan:
+        plan = make_plan(*args, **kwargs)
+        chosen.append(plan.strategy)
+        return plan
+
+    for module in ("known_loss", "logprob"):
+        monkeypatch.setattr(f"frostline.kernels.lm_head.{module}.make_plan", recorded)
+    return chosen
 
 
 @pytest.fixture

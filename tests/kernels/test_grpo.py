@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from frostline.kernels import FusedLinearGRPOLoss
-from frostline.kernels.lm_head import plan as plans
 from frostline.kernels.lm_head.plan import Strategy, override
 from frostline.kernels.lm_head.tiles import interpreted
 from frostline.kernels.matmul import target_device
@@ -189,7 +188,7 @@ def test_advantages_per_token_and_no_old_log_probs(trained, level):
 @pytest.mark.parametrize("trained", [False, True])
 def test_sequences_longer_than_a_block(monkeypatch, level, trained):
     """A completion that does not fit a block: log-probs first, then the loss, then the gradients."""
-    monkeypatch.setattr("frostline.kernels.lm_head.grpo.fits_in_blocks", lambda problem: problem.group == 1)
+    monkeypatch.setattr("frostline.kernels.lm_head.grpo.forms_in_forward", lambda problem: problem.group == 1)
     with override(row_block=4, vocab_tile=128):
         compare(make_case(trained=trained, bias=True), module_of("grpo", level), {"loss_type": "grpo", "level": level})
 
@@ -326,14 +325,11 @@ def test_frozen_and_unpruned_hidden_gradients_agree():
         (True, False, False, Strategy.FORWARD),
     ],
 )
-def test_work_that_is_done(monkeypatch, trained, grad, prune, wanted):
-    chosen = []
-    rule = plans._strategy
-    monkeypatch.setattr(plans, "_strategy", lambda problem: chosen.append(rule(problem)) or chosen[-1])
+def test_work_that_is_done(strategies, trained, grad, prune, wanted):
     case = make_case(trained=trained)
     with torch.set_grad_enabled(grad):
         value, _ = case.run(module_of(prune=prune))
-    assert chosen == [wanted] and value.requires_grad == grad
+    assert strategies == [wanted] and value.requires_grad == grad
 
 
 @pytest.mark.parametrize("level", LEVELS)

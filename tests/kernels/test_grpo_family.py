@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from frostline.kernels import FusedLinearGRPOLoss
-from frostline.kernels.lm_head import plan as plans
 from frostline.kernels.lm_head.plan import Strategy, override
 
 BATCH, LENGTH, HIDDEN, VOCAB, LIMIT = 4, 5, 8, 70, 7
@@ -459,8 +458,6 @@ def test_entropy_is_reported(loss_type, level, trained, prune):
         (True, {"top_entropy_quantile": 0.5}, Strategy.RECOMPUTE),
     ],
 )
-def test_work_that_entropies_cost(monkeypatch, trained, more, wanted):
-    chosen, rule = [], plans._strategy
-    monkeypatch.setattr(plans, "_strategy", lambda problem: chosen.append(rule(problem)) or chosen[-1])
+def test_work_that_entropies_cost(strategies, trained, more, wanted):
     make_case(trained=trained).run(module_of("dapo", **more))[0].backward()
-    assert chosen == [wanted]
+    assert strategies == [wanted]
