@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+# How many rows count: a number that the host knows, "ask" for one question to the device, None for nothing of both.
+ActiveRows: TypeAlias = "int | Literal['ask'] | None"
 
 FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def is_readable(tensor: Tensor) -> bool:
     """Whether reading values costs no synchronisation: a real tensor on the CPU."""
-    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+    return tensor.device.type == "cpu" and not is_fake(tensor)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether there are no values to read, whoever asks: the cost model predicts a step on such tensors."""
+    return isinstance(tensor, FakeTensor)
 
 
 def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, names: Mapping[str, str]) -> None:
@@ -74,9 +83,13 @@ def check_device(tensor: Tensor | None, like: Tensor, name: str, like_name: str)
         raise ValueError(f"{name}: got device {tensor.device}, wanted {like.device}, that of {like_name}")
 
 
-def check_active_rows(active_rows: int | None, rows: int) -> None:
-    """Raise ValueError for a count that is not one of `rows` rows."""
-    if active_rows is not None and not 0 <= active_rows <= rows:
+def check_active_rows(active_rows: ActiveRows, rows: int) -> None:
+    """Raise ValueError for what is no count of `rows` rows, nor the wish that the device be asked."""
+    if active_rows is None or active_rows == "ask":
+        return
+    if isinstance(active_rows, str):
+        raise ValueError(f"active_rows: got {active_rows!r}, wanted a count, 'ask' or None")
+    if not 0 <= active_rows <= rows:
         raise ValueError(f"active_rows: got {active_rows}, wanted a count from 0 to {rows}, the number of rows")
 
 

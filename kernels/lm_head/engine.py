@@ -67,8 +67,8 @@ class Head:
             return self.hidden
         return self.hidden.masked_fill((self.targets == tiles.INACTIVE).unsqueeze(1), 0.0)
 
-    def rows(self, rows: slice) -> Head:
-        """The same head on some of the rows."""
+    def rows(self, rows: slice | Tensor) -> Head:
+        """The same head on some of the rows: a view of a slice, or those of an index in memory of their own."""
         return Head(self.hidden[rows], self.weight, self.targets[rows], self.bias, self.transform, self.masked)
 
 
@@ -93,7 +93,7 @@ class Statistics:
         """1 - p of the target, with all its digits where p is almost 1."""
         return torch.expm1(self.logp).neg_()
 
-    def rows(self, rows: slice) -> Statistics:
+    def rows(self, rows: slice | Tensor) -> Statistics:
         """The same of some rows."""
         entropy = None if self.entropy is None else self.entropy[rows]
         return Statistics(self.logp[rows], self.reference[rows], self.log_total[rows], entropy)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frostline.kernels.lm_head.checks import check_device, check_head, check_memory_budget, check_shape
+from frostline.kernels.lm_head.checks import ActiveRows, check_device, check_head, check_memory_budget, check_shape
 from frostline.kernels.lm_head.entropy import with_entropy_weights, with_highest_entropies
 from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.known_loss import LossCall, linear_loss
@@ -55,11 +55,12 @@ class _Given:
 
 @dataclass(frozen=True)
 class _GroupedLoss:
-    """A policy loss over flat rows [n], in groups of consecutive rows: a `KnownLoss`."""
+    """A policy loss over flat rows [n], in groups of consecutive rows: a `KnownLoss`. `tokens`: see `policy_loss`."""
 
     batch: PolicyBatch
     options: PolicyOptions
     group: int
+    tokens: Tensor
 
     @property
     def entropy(self) -> bool:
@@ -71,7 +72,8 @@ class _GroupedLoss:
 
     def total(self, logp: Tensor, entropy: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         grouped_entropy = None if entropy is None else self._grouped(entropy)
-        return policy_loss(self._grouped(logp), self.batch.map(self._grouped), self.options, grouped_entropy)
+        batch = self.batch.map(self._grouped)
+        return policy_loss(self._grouped(logp), batch, self.options, grouped_entropy, tokens=self.tokens)
 
     def part(self, logp: Tensor, entropy: Tensor | None, rows: slice) -> Tensor:
         batch = self.batch.map(lambda values: self._grouped(values[rows]))
@@ -82,6 +84,7 @@ class _GroupedLoss:
         return values.reshape(values.shape[0] // max(self.group, 1), self.group)
 
 
+@uncompiled  # the engine drives its own kernels; what is around it compiles
 def fused_linear_grpo_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -97,7 +100,7 @@ def fused_linear_grpo_loss(
     correction: Tensor | None = None,
     sampling_logps: Tensor | None = None,
     items: float | Tensor | None = None,
-    active_rows: int | None = None,
+    active_rows: ActiveRows = None,
     prune: bool = True,
     memory_budget: int | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -119,7 +122,9 @@ def fused_linear_grpo_loss(
             completion's own weight.
         sampling_logps: [B, T] the sampler's log-probs, for the off-policy mask; None: the old ones. NaN where not known.
         items: tokens of the whole batch over accumulation steps and processes, for dapo, cispo and vespo.
-        active_rows: number of tokens that count, where the host knows it: the others are then not computed.
+        active_rows: number of tokens that contribute (`contributing`), where the host knows it: the others are then not
+            computed. More than there are is harmless, fewer give NaN. "ask" counts them on the device, and waits once for what
+            it has to do before. On the CPU they are counted whatever is given.
         prune: False computes every parameter gradient and every row, and throws away what nobody asked for.
         memory_budget: bytes above the inputs that the head may use, see `linear_logprob`. Where the gradients of a trained head
             cannot be formed in it while the logits are at hand, they are computed again in the backward: a product more.
@@ -135,20 +140,22 @@ def fused_linear_grpo_loss(
     _check(hidden, weight, bias, targets, mask, advantages)
     check_memory_budget(memory_budget)
     transform = Transform.of(temperature)
-    rows = Rows.of(mask.numel(), mask != 0, active_rows, gather=prune)
+    contributes = contributing(mask, advantages, options)
+    rows = Rows.of(mask.numel(), contributes, active_rows, gather=prune)
     reference_logps = _reference_logps(reference, targets, rows, transform, options, memory_budget)
     given = _Given(mask, advantages, old_logps, reference_logps, correction, sampling_logps, items)
-    batch = _make_batch(given, options, hidden.dtype)
+    batch = _make_batch(given, contributes, options, hidden.dtype)
     group = max(mask.shape[1], 1) if options.by_completion else 1
     if not options.by_batch:
         batch = with_entropy_weights(batch, options)
-        if _formed_in_forward(hidden, weight, bias, rows, options, group, prune, memory_budget):
-            loss = _GroupedLoss(batch.map(lambda values: rows.take_counted(values.reshape(-1))), options, group)
-            found: tuple[Tensor, tuple[Tensor, ...]]
-            found = _known_loss(
-                hidden, weight, bias, targets, rows, LossCall(loss, transform, rows.masked, prune, memory_budget)
+        formed = _formed_in_forward(hidden, weight, bias, rows, options, group, prune, memory_budget)
+        if formed is not None:
+            known = _GroupedLoss(
+                batch.map(lambda values: formed.take_counted(values.reshape(-1))), options, group, batch.mask.sum()
             )
-            return rows.whole(found[0]), found[1]
+            call = LossCall(known, transform, formed.masked, prune, memory_budget)
+            loss, metrics = linear_loss(flat(hidden, formed), weight, bias, formed.targets(targets, weight.shape[0]), call)
+            return formed.whole(loss), metrics
     logp, entropy = logprob_of_rows(
         hidden, weight, bias, targets, rows, transform,
         entropy=options.entropy, entropy_in_loss=options.entropy_trained, prune=prune, memory_budget=memory_budget,
@@ -159,11 +166,18 @@ def fused_linear_grpo_loss(
     return policy_loss(logp.reshape(mask.shape), batch, options, entropy)
 
 
-@uncompiled  # the engine drives its own kernels; what is around it compiles
-def _known_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Rows, call: LossCall
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return linear_loss(flat(hidden, rows), weight, bias, rows.targets(targets, weight.shape[0]), call)
+def contributing(mask: Tensor, advantages: Tensor, options: PolicyOptions) -> Tensor:
+    """Which tokens the loss, its gradients or its metrics look at, [B, T] bool.
+
+    Not where `mask` is zero. And where an advantage is the only factor (`PolicyOptions.by_advantage`), not where that is zero
+    either; of a completion that is judged as a whole, every token counts until all its advantages are zero.
+    """
+    active = mask != 0
+    if not options.by_advantage:
+        return active
+    by_token = advantages if advantages.ndim == 2 else advantages.unsqueeze(1)
+    moving = active & (by_token != 0)
+    return active & moving.any(-1, keepdim=True) if options.by_completion else moving
 
 
 def _formed_in_forward(
@@ -175,31 +189,36 @@ def _formed_in_forward(
     group: int,
     prune: bool,
     memory_budget: int | None,
-) -> bool:
-    """Whether the gradients can be formed while the logits are at hand."""
+) -> Rows | None:
+    """The rows whose gradients can be formed while the logits are at hand; None where that cannot be, or is more work."""
     trained = Needs(hidden.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
     if not torch.is_grad_enabled() or not trained.any:
-        return False
-    if group > 1 and rows.index is not None:  # gathered rows of a completion: how many is known to the device alone
-        return False
+        return None
     needs = trained if prune else Needs(trained.hidden, True, bias is not None)
+    if group > 1 and rows.index is not None:
+        # How many of the gathered rows a completion has is known to the device alone, so its loss is not known while they
+        # pass: either all rows are computed together, or the gathered ones with one product more where the head is trained.
+        together = 1 + needs.hidden + needs.weight
+        gathered = together + (needs.parameters or options.entropy_trained)
+        if gathered == together or together * rows.count > gathered * rows.index.numel():
+            return None
+        rows = rows.together()
     vocab, width = weight.shape
-    return forms_in_forward(
-        Problem(
-            rows.count if rows.index is None else rows.index.numel(),
-            width,
-            vocab,
-            hidden.dtype,
-            needs,
-            loss_known=True,
-            entropy=options.entropy_trained,
-            group=group,
-            masked=rows.masked,
-            device=device_kind(hidden),
-            fusable=fusable(hidden, weight),
-            memory_budget=memory_budget,
-        )
+    problem = Problem(
+        rows.count if rows.index is None else rows.index.numel(),
+        width,
+        vocab,
+        hidden.dtype,
+        needs,
+        loss_known=True,
+        entropy=options.entropy_trained,
+        group=group,
+        masked=rows.masked,
+        device=device_kind(hidden),
+        fusable=fusable(hidden, weight),
+        memory_budget=memory_budget,
     )
+    return rows if forms_in_forward(problem) else None
 
 
 def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, mask: Tensor, advantages: Tensor) -> None:
@@ -213,10 +232,11 @@ def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
         check_device(tensor, hidden, name, "_input")
 
 
-def _make_batch(given: _Given, options: PolicyOptions, dtype: torch.dtype) -> PolicyBatch:
-    """The batch in the dtype of the log-probs, with zeros where padding may hold -inf, NaN or values far away."""
-    clean = Cleaner(given.mask != 0, torch.promote_types(dtype, torch.float32))
-    count = clean.active.to(clean.dtype)
+def _make_batch(given: _Given, contributes: Tensor, options: PolicyOptions, dtype: torch.dtype) -> PolicyBatch:
+    """The batch in the dtype of the log-probs, with zeros where nothing is looked at: -inf, NaN or values far away may stand
+    there. The mask, and so the weights, count every token that is not padding."""
+    clean = Cleaner(contributes, torch.promote_types(dtype, torch.float32))
+    count = (given.mask != 0).to(clean.dtype)
     advantages = given.advantages if given.advantages.ndim == 2 else given.advantages.unsqueeze(1)
     folded = options.loss_type == "vespo"  # the correction is part of its weight
     return PolicyBatch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from frostline.kernels.lm_head.checks import check_memory_budget
+from frostline.kernels.lm_head.checks import ActiveRows, check_memory_budget
 from frostline.kernels.lm_head.grpo import Reference, fused_linear_grpo_loss
 from frostline.kernels.lm_head.policy_options import PolicyOptions
 from frostline.kernels.lm_head.transform import Transform
@@ -113,7 +113,7 @@ class FusedLinearGRPOLoss(nn.Module):
         vllm_is_ratio: Tensor | None = None,
         num_items_in_batch: float | Tensor | None = None,
         *,
-        active_rows: int | None = None,
+        active_rows: ActiveRows = None,
         sampling_per_token_logps: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss and its metrics.
@@ -127,7 +127,9 @@ class FusedLinearGRPOLoss(nn.Module):
             old_per_token_logps: [B, T] log-probs under the policy that sampled; None: ratio 1.
             vllm_is_ratio: [B], [B, 1] or [B, T], corrects for the sampler's own probabilities.
             num_items_in_batch: tokens of the whole batch, over accumulation steps and processes (dapo, cispo, vespo).
-            active_rows: number of tokens that count, where the host knows it: the others are then not computed.
+            active_rows: number of tokens that contribute, where the host knows it: the others are then not computed. Those are
+                the tokens that count and, without KL and entropy terms, have an advantage; more than there are is harmless.
+                "ask" counts them on the device, which waits once.
             sampling_per_token_logps: [B, T] the sampler's log-probs, for the off-policy mask; None: the old ones.
 
         Returns:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from frostline.kernels.lm_head import engine, tiles
-from frostline.kernels.lm_head.checks import check_head, check_memory_budget, check_shape
+from frostline.kernels.lm_head.checks import ActiveRows, check_head, check_memory_budget, check_shape, is_readable
 from frostline.kernels.lm_head.engine import Gradients, Head, Statistics
 from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.plan import Needs, Plan, Problem, Strategy, make_plan
@@ -39,7 +39,7 @@ def linear_logprob(
     return_entropy: Literal[False] = False,
     entropy_in_loss: bool = True,
     active: Tensor | None = None,
-    active_rows: int | None = None,
+    active_rows: ActiveRows = None,
     memory_budget: int | None = None,
 ) -> Tensor: ...
 
@@ -57,11 +57,12 @@ def linear_logprob(
     return_entropy: Literal[True],
     entropy_in_loss: bool = True,
     active: Tensor | None = None,
-    active_rows: int | None = None,
+    active_rows: ActiveRows = None,
     memory_budget: int | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@uncompiled  # the engine drives its own kernels; what is around it compiles
 def linear_logprob(
     hidden: Tensor,
     weight: Tensor,
@@ -74,7 +75,7 @@ def linear_logprob(
     return_entropy: bool = False,
     entropy_in_loss: bool = True,
     active: Tensor | None = None,
-    active_rows: int | None = None,
+    active_rows: ActiveRows = None,
     memory_budget: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Log-probs of `targets` under softmax of the transformed logits of `hidden @ weight.T + bias`.
@@ -94,7 +95,8 @@ def linear_logprob(
             with the same two products. A gradient that arrives all the same is right, for two products more.
         active: bool [...], rows that count. The others give exactly 0, get zero gradient, and may hold anything, NaN included.
         active_rows: how many rows are active, where the host knows: then only those are computed, without asking the device. An
-            active row beyond a count that is too small gives NaN. On the CPU the count is read from the mask.
+            active row beyond a count that is too small gives NaN. "ask" counts them on the device, and waits once for what it
+            has to do before. On the CPU the count is read from the mask whatever is given.
         memory_budget: bytes above the inputs that may be used for results and workspaces; None for a small default, never above
             what plain code would need. Less memory takes smaller tiles; what cannot be met runs as lean as it can (`plan`).
 
@@ -134,7 +136,6 @@ def flat(hidden: Tensor, rows: Rows) -> Tensor:
     return rows.take(hidden.reshape(-1, hidden.shape[-1]))
 
 
-@uncompiled  # the engine drives its own kernels; what is around it compiles
 def logprob_of_rows(
     hidden: Tensor,
     weight: Tensor,
@@ -215,7 +216,8 @@ def problem_of(
 
 def _unit_stride(tensor: Tensor) -> Tensor:
     ready = tensor.stride(-1) == 1 and (tensor.ndim < 2 or tensor.stride(0) >= tensor.shape[1])
-    return tensor if ready else tensor.contiguous()
+    # A single row is contiguous to torch whatever its stride, also 0, which no tensor map takes: the view gives it a new one.
+    return tensor if ready else tensor.contiguous().view(-1).view(tensor.shape)
 
 
 class _LinearLogProb(torch.autograd.Function):
@@ -240,7 +242,8 @@ class _LinearLogProb(torch.autograd.Function):
         elif needs.any:
             again = hidden, weight, bias, statistics.logp, statistics.reference, statistics.log_total, statistics.entropy
             ctx.save_for_backward(unit, head.targets, *again)
-        return statistics.logp, statistics.entropy
+        # Of its own memory: what is kept for the backward must not change when a caller scales the log-probs in place.
+        return statistics.logp.clone(), None if statistics.entropy is None else statistics.entropy.clone()
 
     @staticmethod
     @once_differentiable
@@ -263,11 +266,29 @@ def _recomputed(ctx: Any, plan: Plan, grad_logp: Tensor | None, grad_entropy: Te
     _, targets, hidden, weight, bias, *statistics = ctx.saved_tensors
     known = Statistics(*statistics)
     head = make_head(hidden, weight, bias, targets, ctx.call.transform, ctx.call.masked)
-    if hidden.shape[0] == 0:
-        return Gradients(*(torch.zeros_like(t) if t is not None else None for t in (hidden, weight, bias)))
     upstream = head.only_active(torch.zeros_like(known.logp) if grad_logp is None else grad_logp)
+    rows = _rows_with_upstream(upstream, grad_entropy)
+    if rows is not None:
+        head, known, upstream = head.rows(rows), known.rows(rows), upstream[rows]
+        grad_entropy = None if grad_entropy is None else grad_entropy[rows]
+    if head.hidden.shape[0] == 0:
+        return Gradients(*(torch.zeros_like(t) if t is not None else None for t in (hidden, weight, bias)))
     with torch.autocast(hidden.device.type, enabled=False):
-        return engine.recompute(head, plan, ctx.needs, known, upstream, grad_entropy)
+        found = engine.recompute(head, plan, ctx.needs, known, upstream, grad_entropy)
+    if rows is None or found.hidden is None:
+        return found
+    return replace(found, hidden=torch.zeros_like(hidden).index_copy_(0, rows, found.hidden))
+
+
+def _rows_with_upstream(grad_logp: Tensor, grad_entropy: Tensor | None) -> Tensor | None:
+    """The rows that a gradient arrived at, where the host can read that and they are fewer than all: tokens whose ratio was
+    clipped, or that a loss masked by itself, need no logits in the backward. A device is not asked."""
+    if not is_readable(grad_logp):
+        return None
+    arrived = grad_logp != 0
+    if grad_entropy is not None:
+        arrived = arrived | (grad_entropy != 0)
+    return None if bool(arrived.all()) else arrived.nonzero().squeeze(1)
 
 
 def only_wanted(ctx: Any, found: Gradients) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

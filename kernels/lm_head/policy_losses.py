@@ -202,13 +202,19 @@ def weighted(found: Terms, batch: PolicyBatch, options: PolicyOptions, entropy: 
 
 
 def policy_loss(
-    logp: Tensor, batch: PolicyBatch, options: PolicyOptions, entropy: Tensor | None = None
+    logp: Tensor,
+    batch: PolicyBatch,
+    options: PolicyOptions,
+    entropy: Tensor | None = None,
+    *,
+    tokens: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The loss, a scalar, and the metrics.
 
     Args:
         logp, batch, options: see `terms`.
         entropy: in the shape of logp, where `options.entropy` asks for it.
+        tokens: how many tokens count, a scalar, where `batch` is without those that add nothing; None: those of its mask.
 
     Returns:
         The loss; and means over the tokens that count: of the KL (when beta is not 0), of clipped tokens, and of the entropy
@@ -216,8 +222,8 @@ def policy_loss(
     """
     found = terms(logp, batch, options)
     reported = [found.kl, found.clipped.to(batch.mask.dtype), entropy if options.entropy else None]
-    tokens = batch.mask.sum().clamp(min=1.0)
-    metrics = tuple((values.detach() * batch.mask).sum() / tokens for values in reported if values is not None)
+    counted = (batch.mask.sum() if tokens is None else tokens).clamp(min=1.0)
+    metrics = tuple((values.detach() * batch.mask).sum() / counted for values in reported if values is not None)
     return weighted(found, batch, options, entropy), metrics
 
 

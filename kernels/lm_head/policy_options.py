@@ -88,6 +88,13 @@ class PolicyOptions:
         return self.top_entropy < 1.0
 
     @property
+    def by_advantage(self) -> bool:
+        """Whether the loss and its metrics need no log-prob of a token without advantage (and, where a completion is judged as
+        a whole, none of a completion without any): every surrogate has its advantage as a factor, and nothing of it is clipped.
+        """
+        return self.beta == 0.0 and not self.entropy
+
+    @property
     def entropy(self) -> bool:
         """Whether entropies are needed at all, for the loss or to be reported."""
         return self.report_entropy or self.by_batch or self.entropy_trained

@@ -1,7 +1,8 @@
 """Which rows are computed: all of them, or only those that count, gathered without asking the device how many there are.
 
-The host declares the number of active rows (on the CPU it is read from the mask, which costs nothing there). The gather and
-the way back are ordinary differentiable indexing, outside the engine.
+The host declares the number of active rows, or wishes that the device be asked for it once, which waits for what the device
+has to do before (on the CPU it is read from the mask, which costs nothing there). The gather and the way back are ordinary
+differentiable indexing, outside the engine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frostline.kernels.lm_head.checks import check_active_rows, is_readable
+from frostline.kernels.lm_head.checks import ActiveRows, check_active_rows, is_fake, is_readable
 from frostline.kernels.lm_head.tiles import INACTIVE
 
 
@@ -30,13 +31,13 @@ class Rows:
     index: Tensor | None = None
 
     @staticmethod
-    def of(count: int, active: Tensor | None, active_rows: int | None, *, gather: bool = True) -> Rows:
+    def of(count: int, active: Tensor | None, active_rows: ActiveRows, *, gather: bool = True) -> Rows:
         """Choose the rows.
 
         Args:
             count: rows of the whole problem.
             active: bool, `count` elements, or None.
-            active_rows: their number where the host knows it.
+            active_rows: their number where the host knows it, or "ask".
             gather: whether inactive rows may be left out at all.
 
         Raises:
@@ -46,20 +47,25 @@ class Rows:
         if active is None:
             if active_rows not in (None, count):
                 raise ValueError(
-                    f"active_rows: got {active_rows} without a mask, wanted `active` to say which of {count} rows count"
+                    f"active_rows: got {active_rows!r} without a mask, wanted `active` to say which of {count} rows count"
                 )
             return Rows(count)
         active = active.reshape(-1).bool()
-        if is_readable(active):
+        asked = active_rows == "ask" and gather and not is_fake(active)
+        if asked or is_readable(active):
             found = int(active.sum())
-            if active_rows is not None and found > active_rows:
+            if active_rows is not None and active_rows != "ask" and found > active_rows:
                 raise ValueError(f"active_rows: got {active_rows}, wanted {found}, the number of rows that are active")
             active_rows = found
             if found == count:
                 return Rows(count)
-        if not gather or active_rows is None or active_rows == count:
+        if not gather or active_rows is None or active_rows == "ask" or active_rows == count:
             return Rows(count, active)
         return Rows(count, active, torch.nonzero_static(active, size=active_rows, fill_value=count).squeeze(1))
+
+    def together(self) -> Rows:
+        """The same rows all computed, each beside its neighbours."""
+        return Rows(self.count, self.active)
 
     def take(self, values: Tensor) -> Tensor:
         """The computed rows of `values` [count, ...]. Where fewer are active than declared, the last row is repeated."""
