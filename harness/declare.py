@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from frostline.harness.planning import PlanAnswer, PlanQuestion
 from frostline.results.record import METRICS, STEP_TIME, Bar, Case, Params, UsageError
 
 Value: TypeAlias = int | float | str | bool
@@ -117,6 +118,7 @@ class Suite:
     target_device: Callable[[str], AbstractContextManager[Any]] | None = None
     path: str = ""
     bars: Sequence[Bar] = ()
+    plan: Callable[[PlanQuestion], PlanAnswer] | None = None
 
     def preset(self, name: str) -> Preset:
         """The preset of that name. Raises UsageError where there is none."""
@@ -148,6 +150,7 @@ def suite(
     keep: Callable[[Params], bool] | None = None,
     target_device: Callable[[str], AbstractContextManager[Any]] | None = None,
     bars: Sequence[Bar] = (),
+    plan: Callable[[PlanQuestion], PlanAnswer] | None = None,
 ) -> Callable[[Callable[..., Any]], Suite]:
     """Make a suite of a function `(implementation, device, *, **case) -> step | Step`.
 
@@ -165,6 +168,7 @@ def suite(
         keep: a filter over cases.
         target_device: a context in which the measured code takes the branches of the device named, for the cost model.
         bars: what figures are asked to reach; `run` and `report` print whether they do.
+        plan: what the measured code would do with a problem of a given size, for `frostline plan`.
 
     Raises:
         UsageError: an axis that the function has no keyword for, a baseline that is no implementation, a preset whose
@@ -207,6 +211,7 @@ def suite(
             target_device=target_device,
             path=inspect.getsourcefile(function) or "",
             bars=tuple(bars),
+            plan=plan,
         )
 
     return decorate

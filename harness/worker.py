@@ -10,6 +10,7 @@ Requests (`do`) and their replies:
     finish     peaks, counts and provenance, after the timed steps
     verify     build, compare the outputs with the reference
     predict    the same step under fake tensors; nothing runs
+    plan       what the measured code would do with a problem, by the suite's hook
 A failing request gets a status and a reason instead; the traceback goes to stderr.
 """
 
@@ -31,6 +32,7 @@ from typing import Any
 from frostline.harness import selection
 from frostline.harness.declare import Skipped, Step, Suite
 from frostline.harness.meters.clock import Clock, clock_for, warm_up
+from frostline.harness.planning import PlanQuestion
 from frostline.harness.provenance import imported_modules
 from frostline.results.record import OPERATORS, STEP_TIME, Status, UsageError
 
@@ -131,6 +133,13 @@ class Worker:
                 "the step ran no torch operator, so there is nothing to predict: measure it (frostline run, compare)"
             )
         return {"measurements": figures, "environment": self._environment()}
+
+    def plan(self, request: Reply) -> Reply:
+        """The suite's own answer to a question about its plan."""
+        suite = self._load(request)
+        if suite.plan is None:
+            raise UsageError(f"--suite: {suite.name} has no plan to print; grpo has")
+        return {"answer": suite.plan(PlanQuestion(**request["question"])).to_json()}
 
     def _load(self, request: Reply) -> Suite:
         if self.loaded != request["suite"]:  # a suite's file may register operators: it is loaded once

@@ -17,6 +17,7 @@ from frostline.harness import Preset, Share, Step, skip, suite
 from frostline.kernels.matmul import target_device
 from frostline.suites import policy_step
 from frostline.suites.policy_step.batch import Batch, Shape, make_batch
+from frostline.suites.policy_step.head_plan import plan_of_head
 from frostline.suites.policy_step.implementation import Implementation, logp_alone, plain_loss_on
 from frostline.suites.policy_step.own import known_loss
 from frostline.suites.policy_step.peers import PEERS, make_peer
@@ -92,6 +93,7 @@ def _refuse_what_cannot_be(question: Question, ref_model: str) -> None:
     targets=["frostline.kernels"],
     sources=[policy_step],
     target_device=target_device,
+    plan=plan_of_head,
 )
 def grpo(
     implementation: str,

@@ -39,9 +39,9 @@ _SIZES = {
     ),
     "cpu": Sizes(stream_rows=1024, stream_columns=2048, recompute_columns=2048, block_bytes=1 << 26),
 }
+# Tiles are multiples of these where they can be, and shrink no further: below, a GPU does as much work for less.
 _COLUMN_MULTIPLE = {"cuda": 256, "cpu": 64}
 _ROW_MULTIPLE = {"cuda": 128, "cpu": 8}
-_LEAST_ROWS, _LEAST_COLUMNS = 8, 64  # of a tile that shrinks, on any device
 _PRODUCT_COLUMNS = 2048  # of d weight at a time, where the product goes through an fp32 result
 _PROGRAMS = 132  # multiprocessors of an H200: output tiles of a fused product that run at once
 
@@ -79,11 +79,12 @@ def first_tile(
 
 def smaller_tiles(plan: Plan, *, rows: bool, columns: bool) -> list[Plan]:
     """The plan with half the row block and with half the vocab tile, where `rows` and `columns` may be changed and can be."""
-    found = []
-    if rows and plan.row_block > max(plan.group, _LEAST_ROWS):
+    found, device = [], plan.problem.device
+    least_rows, least_columns = _multiple(_ROW_MULTIPLE, device), _multiple(_COLUMN_MULTIPLE, device)
+    if rows and plan.row_block > max(plan.group, least_rows):
         found.append(replace(plan, row_block=_align(plan.row_block // 2, plan.group)))
-    if columns and plan.vocab_tile > _LEAST_COLUMNS:
-        found.append(replace(plan, vocab_tile=round_up(plan.vocab_tile // 2, _LEAST_COLUMNS)))
+    if columns and plan.vocab_tile > least_columns:
+        found.append(replace(plan, vocab_tile=round_up(plan.vocab_tile // 2, least_columns)))
     return found
 
 
