@@ -209,6 +209,7 @@ def test_many_sides_stand_one_below_the_other(crowd):
     pruned, liger = table.rows[1], table.rows[3]
     assert pruned[2] == ("2.000 ± 0.000 ms", "1.000 MiB") and pruned[5] == ("time: slower", "memory: same")
     assert liger[5] == ("time: inconclusive", "memory: same")
+    assert liger[3][0].startswith("4") and liger[3][0].endswith("x the time")  # no -300 % saved
     assert max(map(len, table.text().split("\n\n")[1].splitlines())) <= 110
 
 
