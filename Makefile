@@ -14,7 +14,7 @@ BIN := .venv/bin
 ROOMS := kernels harness suites results dashboards
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-grpo report compare crossover gate test lint pins clean
+.PHONY: help bench-grpo bench-head report compare crossover gate test lint pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ help: ## list the targets
 
 bench-grpo: .venv/run.stamp ## the frozen/trainable table of the GRPO head on this machine
 	$(BIN)/frostline run grpo $(ARGS)
+
+bench-head: .venv/run.stamp ## the head beside its matrix products alone and other heads, and whether it reaches its bars
+	$(BIN)/frostline run head_floor $(ARGS)
 
 report: .venv/run.stamp ## the table and the verdicts of the last session
 	$(BIN)/frostline report $(ARGS)

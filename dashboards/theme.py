@@ -41,6 +41,8 @@ class Look:
 # The implementations that this project compares have their look by name; each other name takes one from the rest by its hash.
 _KNOWN: Mapping[str, Look] = {
     "pruned": Look("#0072b2", "o"),
+    "known": Look("#0072b2", "o"),
+    "unknown": Look("#5e3c99", "s"),
     "unpruned": Look("#d55e00", "s"),
     "torch": Look("#00805d", "^"),
     "liger": Look("#b0568a", "D"),

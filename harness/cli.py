@@ -282,6 +282,31 @@ def chart_crossover(
             print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
 
+@chart_app.command("floor")
+def chart_floor(
+    out: Annotated[Path, typer.Option("--out", help="The folder for the picture.")] = Path(),
+    settings: SetOption = None,
+    session: Annotated[
+        str | None, typer.Option("--session", help="A stored session. Default: the last one of the suite head_floor.")
+    ] = None,
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """How close is each side to the least that a step can cost, and at what memory? From a stored session, as PNG.
+
+    Draws the time over that of the session's baseline (of head_floor: the matrix products alone) against the peak above the
+    inputs, with the lm_head frozen and trainable. Measure first: frostline run head_floor.
+    """
+    from frostline.dashboards.floor import floor_picture
+    from frostline.harness.crossover import last_session_of, stored_sessions
+    from frostline.results.store import Store
+
+    with Store.open(db, create=False) as store:
+        ref = session or last_session_of("head_floor", store)
+        ((evidence, _),) = stored_sessions([ref], _request("", settings=settings), store)
+        picture = floor_picture(evidence, out)
+    print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
+
+
 @app.command()
 def gate(
     base: Annotated[

@@ -106,6 +106,19 @@ def stored_sessions(refs: Sequence[str], request: Request, store: Store) -> list
     return shown
 
 
+def last_session_of(suite: str, store: Store) -> str:
+    """The id of the last session that measured cases of a suite.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for session in reversed(store.sessions()):
+        measured = not session.detail.get("predicted")
+        if measured and any(case.suite == suite for case in store.cases(session.id)):
+            return session.id
+    raise UsageError(f"--session: {store.path} has no session of {suite}; measure one with frostline run {suite}")
+
+
 def _stored(plan: Plan, role: Role, store: Store) -> Session | None:
     """The latest session that has every case and side of the plan on the same code, in the role. It may have more."""
     cases, sides = {case.id for case in plan.cases}, {_identity(side.record()) for side in plan.sides}

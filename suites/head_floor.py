@@ -160,6 +160,8 @@ def _floor_step(name: str, batch: Batch, reference: Reference) -> Step:
     if name == "floor_unknown" and not batch.weight.requires_grad:
         skip("with the head frozen an unknown loss needs no further product: floor is the same")
     floor = Floor(batch, reference, again=name == "floor_unknown")
+    if floor.again:  # a product done twice: what it gives is checked of the other
+        return Step(run=floor.run)
     return Step(
         run=floor.run,
         outputs=floor.outputs,

@@ -1,0 +1,94 @@
+"""How far each side is above the least that a step can cost, and what it needs beside its inputs: the points of a floor chart.
+
+The session's baseline is a floor: it does what every side must do and nothing else. So are sides that are named after it
+(`floor_unknown` beside `floor`). A side's time over the floor is the geometric mean of its rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frostline.results.evidence import Evidence, side_names
+from frostline.results.record import PEAK_ABOVE_INPUTS, STEP_TIME, Case, SideRecord, Status, UsageError
+from frostline.results.statistics import summarise
+from frostline.results.units import format_value
+from frostline.results.verdict import STATUS_WORDS
+
+
+@dataclass(frozen=True)
+class FloorPoint:
+    """A side: its time over the floor's, its own time in ns, and its peak above the inputs in bytes."""
+
+    label: str
+    over: float
+    time: float
+    above: float
+    is_floor: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """The point in words."""
+        if self.is_floor:
+            return f"{self.label} takes {format_value(self.time, 'ns')}"
+        return (
+            f"{self.label} takes {format_value(self.time, 'ns')}, {self.over:.3f} x the floor,"
+            f" and {format_value(self.above, 'B')} above the inputs"
+        )
+
+
+@dataclass(frozen=True)
+class FloorPanel:
+    """The points of one case. `remarks` name sides that are not drawn, with the reason."""
+
+    title: str
+    case: Case
+    points: Sequence[FloorPoint]
+    remarks: Sequence[str] = ()
+
+
+def load_floor_panels(evidence: Evidence, panel: str = "lm_head") -> list[FloorPanel]:
+    """A panel for each value of an axis: of its cases the one with the most sides, the first of several.
+
+    Raises:
+        UsageError: no such axis, or no case in which a side and the floor were measured.
+    """
+    best: dict[object, FloorPanel] = {}
+    for case in evidence.cases:
+        if panel not in case.params:
+            raise UsageError(f"chart: no axis {panel!r}; the session's cases have {', '.join(case.params)}")
+        value = case.params[panel]
+        made = _panel(evidence, case, f"{panel} {value}")
+        if made is not None and (value not in best or len(made.points) > len(best[value].points)):
+            best[value] = made
+    if not best:
+        name = side_names(evidence.sides)[evidence.baseline.position]
+        raise UsageError(f"chart: session {evidence.session.id} has no case in which a side was measured beside {name}")
+    return list(best.values())
+
+
+def _panel(evidence: Evidence, case: Case, title: str) -> FloorPanel | None:
+    names, points, remarks = side_names(evidence.sides), [], []
+    for side in (side for side in evidence.sides if evidence.takes_part(case.id, side.position)):
+        standing = evidence.standing(case.id, side.position)
+        if standing.status is Status.OK:
+            points += _point(evidence, case, side, names[side.position])
+        elif standing.status is not None:
+            remarks.append(f"{names[side.position]} {STATUS_WORDS[standing.status]}: not drawn")
+    drawn = [point for point in points if not point.is_floor]
+    return FloorPanel(title, case, points, remarks) if drawn and len(points) > len(drawn) else None
+
+
+def _point(evidence: Evidence, case: Case, side: SideRecord, label: str) -> list[FloorPoint]:
+    """The side's point; none where a figure is missing."""
+    time, floor = (
+        summarise(evidence.values(case.id, one.position, STEP_TIME.name)).median for one in (side, evidence.baseline)
+    )
+    above = summarise(evidence.values(case.id, side.position, PEAK_ABOVE_INPUTS.name)).median
+    logs = [one.log_ratio for one in evidence.round_ratios(case.id, STEP_TIME.name, side.position)]
+    over = math.exp(float(np.mean(logs))) if logs else time / floor
+    is_floor = side.implementation.startswith(evidence.baseline.implementation)
+    return [] if math.isnan(over) or math.isnan(above) else [FloorPoint(label, over, time, above, is_floor)]
