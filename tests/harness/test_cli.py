@@ -74,6 +74,7 @@ def test_nothing_measured_is_never_a_success(frostline, bench, tmp_path):
         (["run", "grpo", "--frobnicate"], "No such option: --frobnicate"),
         (["report", "--db", "nothing.db"], "--db: no database at nothing.db"),
         (["chart"], "crossover"),
+        (["chart", "floor", "--db", "nothing.db"], "--db: no database at nothing.db"),
     ],
 )
 def test_a_mistake_is_one_clear_line_and_exit_2(frostline, tmp_path, arguments, said):
@@ -114,7 +115,17 @@ def test_compare_outside_a_repository_says_so(frostline, bench, tmp_path):
 
 
 def test_help_is_there_for_every_command(frostline):
-    for command in ([], ["run"], ["compare"], ["report"], ["chart", "crossover"], ["gate"], ["cost"], ["doctor"]):
+    for command in (
+        [],
+        ["run"],
+        ["compare"],
+        ["report"],
+        ["chart", "crossover"],
+        ["chart", "floor"],
+        ["gate"],
+        ["cost"],
+        ["doctor"],
+    ):
         done = frostline(*command, "--help")
         assert done.returncode == 0 and "Usage" in done.stdout
 

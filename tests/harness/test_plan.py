@@ -9,7 +9,7 @@ import pytest
 
 from frostline.harness.plan import Plan, block_steps, cycles, loops
 from frostline.harness.side import Side, Source
-from frostline.results.record import Case
+from frostline.results.record import Bar, Case
 
 CASES = [Case("s", "1", {"n": 1}), Case("s", "1", {"n": 2})]
 SOURCE = Source("HEAD", "git", "abc", Path("/somewhere"), ("package",), {"commit": "abc"})
@@ -66,6 +66,11 @@ def test_a_side_takes_part_in_the_first_rounds_of_each_look():
 
 
 def test_a_plan_survives_the_store():
-    plan = a_plan(looks=2, selection={"preset": "small", "settings": []}, fewer_rounds={CASES[0].id: {"new": 1}})
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    bars = (Bar("no slower", "new", "step_time", at_most=1, where={"n": 1}, against="old"),)
+    given = {"selection": {"preset": "small", "settings": []}, "fewer_rounds": {CASES[0].id: {"new": 1}}, "bars": bars}
+    plan = a_plan(looks=2, **given)
+    stored = json.loads(json.dumps(plan.to_json()))
+    assert Plan.from_json(stored) == plan
+    del stored["bars"]
+    assert Plan.from_json(stored).bars == (), "a session of before there were bars"
     assert plan.baseline.implementation == "old"

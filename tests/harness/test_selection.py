@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frostline.harness import Preset, Share, selection, suite
+from frostline.harness import Bar, Preset, Share, selection, suite
 from frostline.results.record import UsageError
 
 TWO_SUITES = """
@@ -133,6 +133,31 @@ def test_a_declaration_that_cannot_be_is_refused_at_once():
         @suite(axes={"n": "abc"})
         def wrong_again(implementation, device, *, n):
             return lambda: None
+
+
+@pytest.mark.parametrize(
+    ("bar", "said"),
+    [
+        (Bar("it", "three", "step_time", at_most=1), "bar 'it': side='three' is no implementation; it has one, two"),
+        (Bar("it", "two", "step_time", at_most=1, against="no"), "bar 'it': against='no' is no implementation"),
+        (Bar("it", "two", "step_time", at_most=1, where={"m": 1}), "bar 'it': 'm' is no axis; it has n"),
+        (Bar("it", "two", "step_time", at_most=1, across={"m": 1}), "bar 'it': 'm' is no axis; it has n"),
+    ],
+)
+def test_bars_are_of_implementations_and_axes(bar, said):
+    with pytest.raises(UsageError, match=said):
+        suite(axes={"n": [1]}, implementations=["one", "two"], bars=[bar])(lambda _i, _d, n: n)
+
+
+def test_a_preset_may_be_a_union_of_parts():
+    @suite(axes={"n": [1], "k": ["a", "b"]})
+    def parted(implementation, device, *, n, k):
+        return lambda: None
+
+    preset = Preset({"n": [2]}, parts=[{}, {"k": ["a"], "n": [3, 4]}, {"k": ["a"]}])
+    assert params(selection.select(parted, preset, [])) == [(2, "a"), (2, "b"), (3, "a"), (4, "a")], "each case once"
+    assert params(selection.select(parted, preset, ["n=5"])) == [(5, "a"), (5, "b")], "what is typed holds in every part"
+    assert preset.values("n") == [2, 3, 4] and preset.values("k") == ["a", "a"]
 
 
 def test_shares_are_of_implementations_and_leave_the_baseline_alone():
