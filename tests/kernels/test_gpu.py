@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch.nn.functional import linear
@@ -150,6 +152,79 @@ def test_more_elements_than_an_int32_counts():
     double = states.detach()[-5:].double().requires_grad_()
     (-exact(double, weight.detach(), targets[-5:])[0].sum() / rows).backward()
     assert relative(states.grad[-5:], double.grad) < 4e-3
+
+
+ONE_TILE = {"row_block": 66000, "vocab_tile": 32768}  # 2.2e9 elements
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["stream", "recompute"])
+@pytest.mark.parametrize(
+    "rows, width, vocab, sizes",
+    [(16500, 64, 131072, {}), (66000, 64, 32768, ONE_TILE), (66000, 60, 32768, ONE_TILE)],
+    ids=["planned tiles", "one fused tile", "one tile beside its product"],
+)
+def test_log_probs_of_more_elements_than_an_int32_counts(trained, rows, width, vocab, sizes):
+    """The last rows are right, and so is the weight gradient, which comes from them alone."""
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of free memory")
+    states, weight, targets, _ = leaves(torch.bfloat16, rows, width, vocab, trained, bias=False)
+    upstream = torch.zeros(rows, device="cuda")
+    upstream[-5:] = torch.randn(5, device="cuda")
+    targets[-1] = vocab - 1
+    with override(**sizes):
+        found = linear_logprob(states, weight, targets)
+        found.backward(upstream)
+    doubles = [states.detach()[-5:].double().requires_grad_(), weight.detach().double().requires_grad_()]
+    wanted, _ = exact(*doubles, targets[-5:])
+    wanted.backward(upstream[-5:].double())
+    assert (found[-5:] - wanted).abs().max() < 5e-5 and found.isfinite().all()
+    assert relative(states.grad[-5:], doubles[0].grad) < 4e-3 and not states.grad[:-5].any()
+    assert not trained or relative(weight.grad, doubles[1].grad) < 6e-3
+
+
+def syncs(step):
+    """How often a step waits for the device."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("declared, waits", [(None, 0), (20, 0), (40, 0), ("ask", 1)])
+def test_tokens_without_advantage(trained, declared, waits):
+    """20 of 64 tokens count and have an advantage: declared, or asked for once. The gradients are those of every token."""
+    states, weight, targets, _ = leaves(torch.bfloat16, 64, 64, 1000, trained, bias=False)
+    shape = (4, 16)
+    mask = (torch.arange(16, device="cuda") < 10).long().expand(shape)
+    advantages, old = torch.tensor([1.0, 0.0, -0.5, 0.0], device="cuda"), torch.full(shape, -7.0, device="cuda")
+    old[1] = -300.0  # a ratio that overflows
+
+    def gradients(module, **more):
+        for leaf in (states, weight):
+            leaf.grad = None
+        ids = targets.reshape(shape)
+        loss, metrics = module(
+            states.reshape(*shape, 64), weight, ids, mask, advantages, old_per_token_logps=old.clamp(min=floor), **more
+        )
+        loss.backward()
+        return [loss.detach(), metrics[0], states.grad, weight.grad]
+
+    floor = -8.0
+    plain = FusedLinearGRPOLoss(beta=0.0, use_ref_model=False, report_entropy=True)  # which looks at every token
+    wanted = gradients(plain)
+    floor = -400.0
+    module = FusedLinearGRPOLoss(beta=0.0, use_ref_model=False)
+    found = gradients(module, active_rows=declared)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=2**-6, atol=1e-6)
+    assert syncs(lambda: gradients(module, active_rows=declared)) == waits
 
 
 @pytest.mark.parametrize(
