@@ -208,7 +208,7 @@ def format_figure(evidence: Evidence, judged: JudgedBar) -> str:
 
 def _shown(evidence: Evidence, bar: Bar, value: float) -> str:
     metric = evidence.metrics.get(bar.figure)
-    return f"{value:.2g}" if metric is None else format_value(value, metric.unit)
+    return f"{value:.2e}" if metric is None else format_value(value, metric.unit)
 
 
 def tally(judged: Sequence[JudgedBar]) -> str:

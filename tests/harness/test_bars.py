@@ -51,11 +51,13 @@ def test_bars_are_printed_after_the_table_and_again_from_the_store(frostline, be
     assert "Bars of naps: 1 hold, 1 missed, 1 not measured" in done.stdout
     lines = lines_of(done.stdout)
     assert "<= 50 x floor" in lines["time over the floor"] and "holds" in lines["time over the floor"]
-    assert "0.5  missed" in lines["error"]
+    assert "5.00e-01  missed" in lines["error"]
     assert "not measured  no case with lm_head=trainable" in lines["trained"]
     page = markdown.read_text()
     assert (
-        page.startswith("**naps on") and "**Bars of naps: 1 hold" in page and "| error | &lt;= 0.001 | 0.5 | missed |" in page
+        page.startswith("**naps on")
+        and "**Bars of naps: 1 hold" in page
+        and "| error | &lt;= 1.00e-03 | 5.00e-01 | missed |" in page
     )
 
     bench.write_text(SUITE.replace("at_most=50", "at_most=0.1"))

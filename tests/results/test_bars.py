@@ -162,7 +162,7 @@ def test_the_table_has_a_line_for_each_bar_and_case(world):
         [("time over the floor (vocab 4)",), ("<= 1.13 x floor",), (ratio,), ("holds",), ("4 rounds",)],
         [("memory",), ("<= 99.00 MiB",), ("100.0 MiB",), ("missed",), ("",)],
         [("half",), ("<= 0.57 x mine at vocab=8",), ("0.500",), ("holds",), ("ratio of the medians of two cases",)],
-        [("error",), ("<= 0.005",), ("-",), ("not measured",), ("no case with vocab=16",)],
+        [("error",), ("<= 5.00e-03",), ("-",), ("not measured",), ("no case with vocab=16",)],
     ]
     assert "| memory | &lt;= 99.00 MiB | 100.0 MiB | missed |  |" in table.markdown()
 
