@@ -96,8 +96,8 @@ def _why(chosen: Plan, weighed: list[Plan]) -> str:
 
 def _limit(problem: Problem) -> str:
     """The memory limit in words: whose it is, and how much."""
-    size, budget = format_bytes(problem.memory_limit), problem.memory_budget
-    if budget is not None and budget == problem.memory_limit:
+    size = format_bytes(problem.memory_limit)
+    if problem.memory_budget is not None:
         return f"the budget of {size}"
     unfused = problem.unfused_bytes == problem.memory_limit
     return f"the {size} of unfused code" if unfused else f"the {size} below which memory is not looked at"

@@ -42,12 +42,19 @@ def predicted_peak(plan: Plan) -> int:
     if plan.strategy is Strategy.RECOMPUTE:
         summed = needs.hidden * rows * problem.hidden * wide
         one_block = block >= rows
-        product = mm_rounded_workspace(plan.vocab_tile, problem.hidden, problem.dtype, problem.device)
+        product = _product_workspace(plan)
         weight_tile = needs.weight * (product if one_block else plan.vocab_tile * problem.hidden * wide)
         work = logits_tile + gradient_tile + weight_tile + slab
         rounded = 0 if narrow == wide else hidden_gradient
         return per_row + clean_hidden + weight_gradient + summed + max(work, rounded)
     return per_row + clean_hidden + hidden_gradient + _blocks_peak(plan, block, weight_gradient, row_accumulator) + slab
+
+
+def _product_workspace(plan: Plan) -> int:
+    """Bytes beside a slice of d weight while it is made; the last slice is narrower, and may go another way."""
+    problem = plan.problem
+    widths = (plan.vocab_tile, problem.vocab % plan.vocab_tile)
+    return max(mm_rounded_workspace(width, problem.hidden, problem.dtype, problem.device) for width in widths)
 
 
 def _blocks_peak(plan: Plan, block: int, weight_gradient: int, row_accumulator: int) -> int:
@@ -62,7 +69,7 @@ def _blocks_peak(plan: Plan, block: int, weight_gradient: int, row_accumulator: 
     if plan.keep_tiles:
         kept = problem.rows * plan.padded_vocab * plan.tile_dtype.itemsize
         walk = kept + (0 if plan.in_place else logits) + row_accumulator
-        product = mm_rounded_workspace(plan.vocab_tile, problem.hidden, problem.dtype, problem.device)
+        product = _product_workspace(plan)
         return bias + max(walk, scaled_hidden + kept + weight_gradient + product)
     accumulator = problem.needs.weight * problem.vocab * problem.hidden * wide
     rounded = weight_gradient if problem.dtype.itemsize < wide else 0

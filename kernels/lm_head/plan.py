@@ -47,6 +47,7 @@ __all__ = [
 
 _DEVICES = ("cuda", "cpu")
 _FROZEN_HEAD = Needs(hidden=True)
+_NOT_WORTH_TILES = 256  # the part of a peak that is not worth halving tiles for once more
 
 
 @dataclass(frozen=True)
@@ -230,17 +231,26 @@ def _first_plan(problem: Problem, way: _Way, forced: Override) -> Plan:
 
 
 def _fitted(first: Plan, forced: Override) -> Plan:
-    """The plan with its tiles halved until it fits, or the leanest on the way down where none does."""
-    plan = leanest = first
-    while not plan.fits:
-        smaller = smaller_tiles(plan, rows=forced.row_block is None, columns=forced.vocab_tile is None)
-        if not smaller:
-            return leanest
-        if plan.strategy is Strategy.RECOMPUTE:
-            smaller.reverse()  # narrow before low: while all rows are in one block, d weight needs no sum of blocks
+    """The plan with its tiles halved until it fits, or until what more could be saved is not worth more tiles."""
+    if first.fits:
+        return first
+    plans = list(_shrinking(first, forced))
+    least = min(plan.peak_bytes for plan in plans)
+    return next(plan for plan in plans if plan.fits or plan.peak_bytes <= least + least // _NOT_WORTH_TILES)
+
+
+def _shrinking(first: Plan, forced: Override) -> Iterator[Plan]:
+    """The plan, then with half the rows or half the columns of a tile, whichever leaves less, down to the smallest tile.
+
+    These do not depend on the budget: it only says how far down to go, so that less of it never has a larger peak.
+    """
+    smaller = [first]
+    while smaller:
+        if first.strategy is Strategy.RECOMPUTE:
+            smaller.reverse()  # of equals the narrower: while all rows are in one block, d weight needs no sum of blocks
         plan = min(map(_priced, smaller), key=lambda plan: plan.peak_bytes)
-        leanest = min(leanest, plan, key=lambda plan: plan.peak_bytes)
-    return plan
+        yield plan
+        smaller = smaller_tiles(plan, rows=forced.row_block is None, columns=forced.vocab_tile is None)
 
 
 def _priced(plan: Plan) -> Plan:

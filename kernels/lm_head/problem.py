@@ -12,8 +12,8 @@ import torch
 
 from frostline.kernels.matmul import accumulator_dtype
 
-NEGLIGIBLE_BYTES = 1 << 22
-"""Below this a plan is not asked to be leaner than the unfused path: fixed workspaces are larger than such a problem."""
+NEGLIGIBLE_BYTES = 1 << 24
+"""Below this a plan is not asked to be leaner than the unfused path: workspaces that do not shrink with the rows are larger."""
 
 
 class Strategy(StrEnum):
@@ -58,7 +58,7 @@ class Problem:
         masked: some rows may not count.
         device: kind of device whose branches are taken, "cuda" or "cpu".
         fusable: the device makes a tile in the epilogue of its product (`fused.fusable`).
-        memory_budget: bytes above the inputs that may be used; None: what the unfused path would need.
+        memory_budget: bytes above the inputs that may be used; None: `unfused_bytes`.
     """
 
     rows: int
@@ -91,9 +91,8 @@ class Problem:
 
     @property
     def memory_limit(self) -> int:
-        """Bytes that a plan should stay within: the budget, and never more than the unfused path where that is worth a word."""
-        default = max(self.unfused_bytes, NEGLIGIBLE_BYTES)
-        return default if self.memory_budget is None else min(default, self.memory_budget)
+        """Bytes that a plan should stay within: the budget, or without one what the unfused path would need."""
+        return max(self.unfused_bytes, NEGLIGIBLE_BYTES) if self.memory_budget is None else self.memory_budget
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from frostline.kernels import FusedLinearGRPOLoss, linear_logprob
+from frostline.kernels import FusedLinearGRPOLoss, alternatives, linear_logprob, plan
 from frostline.kernels.lm_head.plan import Needs, Problem, Strategy, forms_in_forward, make_plan, override
 from frostline.kernels.matmul import target_device
 
@@ -74,9 +76,9 @@ def test_tiles_do_not_grow_with_the_problem():
 def test_weight_gradient_takes_the_smaller_way():
     few, many = make_plan(problem(TRAINED, rows=2048)), make_plan(problem(TRAINED, rows=65536))
     assert few.keep_tiles and not many.keep_tiles
-    for plan in (few, many):
-        with override(keep_tiles=not plan.keep_tiles):
-            assert make_plan(plan.problem).peak_bytes >= plan.peak_bytes
+    for chosen in (few, many):
+        with override(keep_tiles=not chosen.keep_tiles):
+            assert make_plan(chosen.problem).peak_bytes >= chosen.peak_bytes
 
 
 def test_budget_shrinks_the_tiles():
@@ -197,3 +199,176 @@ def test_frozen_weight_allocates_nothing_of_its_size(live_bytes, trained_bias):
     with override(row_block=8, vocab_tile=128), live_bytes() as tracker:
         step()
     assert max(tracker.sizes) >= vocab * hidden * 4  # the tracker does see one where there is one
+
+
+# Products with the weight, counted by hand: the logits (again where they are recomputed), and one for each gradient.
+HAND_COUNT = [
+    (Needs(), {}, None, 1),
+    (FROZEN, {}, None, 2),
+    (FROZEN, {"loss_known": False}, None, 2),
+    (FROZEN, {"loss_known": False, "entropy": True}, None, 3),
+    (FROZEN, {"entropy": True}, None, 2),
+    (TRAINED, {}, None, 3),
+    (TRAINED, {"entropy": True}, None, 3),
+    (TRAINED, {}, 1, 4),
+    (TRAINED, {"loss_known": False}, None, 4),
+    (Needs(weight=True), {}, None, 2),
+    (Needs(weight=True), {"loss_known": False}, None, 3),
+    (BIAS, {}, None, 2),
+    (BIAS, {"loss_known": False}, None, 3),
+    (Needs(bias=True), {}, None, 1),
+    (Needs(bias=True), {"loss_known": False}, None, 2),
+]
+
+
+@pytest.mark.parametrize("needs, changes, budget, products", HAND_COUNT)
+def test_products_and_flops(needs, changes, budget, products):
+    chosen = make_plan(problem(needs, memory_budget=budget, **changes))
+    assert chosen.products == products
+    assert chosen.flops == products * 2 * 8192 * 4096 * 128256
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("needs, changes, budget, products", HAND_COUNT)
+def test_flops_are_those_of_the_engine(needs, changes, budget, products, device):
+    """As torch counts them while a step runs: on a CPU the products, under a GPU's branches the fused ops as well."""
+    rows, hidden, vocab, known, entropy = 32, 16, 192, changes.get("loss_known", True), changes.get("entropy", False)
+    states, weight = (torch.randn(n, hidden, dtype=torch.bfloat16) for n in (rows, vocab))
+    offset = torch.randn(vocab, dtype=torch.bfloat16).requires_grad_(needs.bias)
+    states.requires_grad_(needs.hidden), weight.requires_grad_(needs.weight)
+    targets = torch.randint(vocab, (1, rows))
+    with FlopCounterMode(display=False) as counter, target_device(device):
+        if known and needs.any:
+            loss = FusedLinearGRPOLoss(beta=0.0, use_ref_model=False, entropy_coef=0.1 * entropy, memory_budget=budget)(
+                states[None], weight, targets, torch.ones(1, rows), torch.ones(1), offset
+            )[0]
+        else:
+            found = linear_logprob(states[None], weight, targets, offset, return_entropy=True, entropy_in_loss=entropy)
+            loss = found[0].sum() + entropy * found[1].sum() if entropy else found[0].sum()
+        if needs.any:
+            loss.backward()
+    assert counter.get_total_flops() == products * 2 * rows * hidden * vocab
+
+
+@pytest.mark.parametrize("rows, budget", [(2048, 1200 * 2**20), (8192, 2 * GIB), (8192, GIB), (6000, GIB)])
+def test_a_known_loss_is_recomputed_under_a_tight_budget(live_bytes, strategies, rows, budget):
+    """Four products instead of three, and what is predicted is what is allocated."""
+    hidden, vocab = 4096, 128256
+    asked = problem(TRAINED, rows=rows, masked=True, memory_budget=budget)
+    chosen = make_plan(asked)
+    assert chosen.strategy is Strategy.RECOMPUTE and not chosen.in_forward
+    assert chosen.fits == (budget > GIB) and make_plan(replace(asked, memory_budget=None)).peak_bytes > budget
+    with FakeTensorMode(), target_device("cuda"):
+        step, _ = run_grpo(rows, hidden, vocab, torch.bfloat16, True, False, memory_budget=budget)
+        with live_bytes() as tracker:
+            step()
+    assert strategies == [Strategy.RECOMPUTE]
+    assert tracker.peak <= chosen.peak_bytes <= 1.1 * tracker.peak + 2**20
+
+
+@pytest.mark.parametrize("budget", [1, 2**14, 2**20])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_budget_changes_no_result(known, trained, budget):
+    found = []
+    for memory_budget in (None, budget):
+        torch.manual_seed(0)
+        states, weight = torch.randn(1, 24, 16).requires_grad_(), torch.randn(600, 16).requires_grad_(trained)
+        targets, ones = torch.randint(600, (1, 24)), torch.ones(1, 24)
+        if known:
+            loss = FusedLinearGRPOLoss(beta=0.0, use_ref_model=False, memory_budget=memory_budget)
+            value = loss(states, weight, targets, ones, torch.ones(1))[0]
+        else:
+            value = linear_logprob(states, weight, targets, memory_budget=memory_budget).mean()
+        value.backward()
+        found.append([value, states.grad, *([weight.grad] if trained else [])])
+    torch.testing.assert_close(*found)
+
+
+def test_in_fp32_a_frozen_head_is_recomputed_where_two_hidden_gradients_are_too_much():
+    free = make_plan(problem(dtype=torch.float32, fusable=False))
+    assert free.strategy is Strategy.STREAM
+    tight = make_plan(replace(free.problem, memory_budget=2**28))
+    assert tight.strategy is Strategy.RECOMPUTE and tight.fits and tight.products == 3
+
+
+@pytest.mark.parametrize(
+    "changes, error, says",
+    [
+        ({"rows": -1}, ValueError, "rows: got -1, wanted at least 0"),
+        ({"hidden": 0}, ValueError, "hidden: got 0, wanted at least 1"),
+        ({"vocab": 0}, ValueError, "vocab: got 0, wanted at least 1"),
+        ({"group": 0}, ValueError, "group: got 0, wanted at least 1"),
+        ({"memory_budget": 0}, ValueError, "memory_budget: got 0, wanted a positive number of bytes, or None"),
+        ({"dtype": torch.int8}, TypeError, "dtype: got torch.int8, wanted one of torch.bfloat16"),
+        ({"device": "tpu"}, ValueError, "device: got 'tpu', wanted one of cuda, cpu"),
+    ],
+)
+def test_plan_refuses(changes, error, says):
+    with pytest.raises(error) as raised:
+        plan(**{"rows": 8, "hidden": 4, "vocab": 16, **changes})
+    assert str(raised.value).startswith(says)
+
+
+@pytest.mark.parametrize("call", [lambda: FusedLinearGRPOLoss(memory_budget=0), lambda: FusedLinearGRPOLoss(memory_budget=-5)])
+def test_the_module_refuses_a_budget_at_once(call):
+    with pytest.raises(ValueError, match="memory_budget: got"):
+        call()
+
+
+def test_plan_at_the_published_shape():
+    frozen = plan(8192, 4096, 128256)
+    assert (frozen.strategy, frozen.products, frozen.fits) == (Strategy.STREAM, 2, True)
+    trained = plan(8192, 4096, 128256, needs_grad=TRAINED, loss_known=True, memory_budget=2 * GIB)
+    assert (trained.strategy, trained.products, trained.fits) == (Strategy.RECOMPUTE, 4, True)
+    assert plan(0, 4096, 128256).fits and plan(8192, 4096, 128256, torch.float16, loss_known=True).in_forward is False
+
+
+@pytest.mark.parametrize(
+    "needs, changes, says",
+    [
+        (FROZEN, {}, "Stream runs (2 products and "),
+        (TRAINED, {}, "the fewest products, and of the forms that need as few the smaller."),
+        (
+            TRAINED,
+            {"memory_budget": 2 * GIB},
+            "blocks with 3 products needs 3.00 GiB at the least, more than the budget of 2.00 GiB.",
+        ),
+        (
+            TRAINED,
+            {"memory_budget": GIB},
+            "Recompute runs: nothing fits the budget of 1.00 GiB, and it needs least (4 products",
+        ),
+        (TRAINED, {"loss_known": False}, "nothing else gives less than it computes"),
+    ],
+)
+def test_why(needs, changes, says):
+    assert says in alternatives(problem(needs, **changes)).why
+
+
+@pytest.mark.parametrize(
+    "needs, changes, strategy, note",
+    [
+        (Needs(), {}, Strategy.STREAM, "no gradient is needed"),
+        (FROZEN, {}, Strategy.BLOCKS, "as many products as stream, and all logits of a block of rows in memory"),
+        (FROZEN, {"entropy": True}, Strategy.STREAM, "a gradient goes through the entropy"),
+        (TRAINED, {}, Strategy.STREAM, "the weight is trained"),
+        (BIAS, {}, Strategy.STREAM, "the bias is trained"),
+        (TRAINED, {"loss_known": False}, Strategy.BLOCKS, "the loss is not known when the forward runs"),
+        (
+            TRAINED,
+            {"group": 16384, "rows": 16384},
+            Strategy.BLOCKS,
+            "16384 rows that are judged together are more than a block of rows holds",
+        ),
+        (
+            TRAINED,
+            {"dtype": torch.float16},
+            Strategy.BLOCKS,
+            "small fp16 gradients only survive once the loss scale has been applied",
+        ),
+    ],
+)
+def test_why_not(needs, changes, strategy, note):
+    (option,) = (option for option in alternatives(problem(needs, **changes)).options if option.name == strategy)
+    assert option.plan is None and option.note.startswith(note)
