@@ -2,7 +2,8 @@
 
 from frostline.kernels.lm_head.grpo import Reference, fused_linear_grpo_loss
 from frostline.kernels.lm_head.grpo_module import FusedLinearGRPOLoss
+from frostline.kernels.lm_head.head_module import head_parameters
 from frostline.kernels.lm_head.logprob import linear_logprob
 from frostline.kernels.lm_head.policy_options import PolicyOptions
 
-__all__ = ["FusedLinearGRPOLoss", "PolicyOptions", "Reference", "fused_linear_grpo_loss", "linear_logprob"]
+__all__ = ["FusedLinearGRPOLoss", "PolicyOptions", "Reference", "fused_linear_grpo_loss", "head_parameters", "linear_logprob"]

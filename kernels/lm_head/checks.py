@@ -62,6 +62,8 @@ def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
 
 def check_weight(weight: Tensor, name: str) -> None:
     """Refuse a weight whose values are not here; computing on it would read nothing, or somebody else's memory."""
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{name}: got {type(weight).__name__}, wanted a tensor: of a model's head, `head_parameters` gives it")
     if any(kind.__name__ == "DTensor" for kind in type(weight).__mro__):
         raise RuntimeError(f"{name}: got a DTensor, wanted a plain tensor: pass {name}.full_tensor(), or gather it first")
     if weight.numel() == 0 or weight.untyped_storage().nbytes() == 0:

@@ -282,13 +282,30 @@ def test_autocast_casts_as_linear_does():
     assert hidden.grad.dtype == weight.grad.dtype == bias.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    "softcap, vocab, dtype", list(itertools.product([1.0, 30.0], [32000, 65537], [torch.bfloat16, torch.float32]))
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("softcap, vocab", list(itertools.product([1.0, 30.0], [32000, 65537, 256000])))
 def test_softcap_at_real_vocabularies(softcap, vocab, dtype):
+    """Nothing beyond the last column counts, in log-probs nor gradients."""
     hidden, weight, targets, _ = inputs(dtype, shape=(3,), needs=(True, False, False), vocab=vocab)
-    wanted = eager(hidden.detach().double(), weight.double(), targets, softcap=softcap)[0]
-    assert (linear_logprob(hidden, weight, targets, softcap=softcap) - wanted).abs().max() < 1e-5
+    double = hidden.detach().double().requires_grad_()
+    wanted = eager(double, weight.double(), targets, softcap=softcap)[0]
+    found = linear_logprob(hidden, weight, targets, softcap=softcap)
+    assert (found - wanted).abs().max() < 1e-5
+    wanted.sum().backward()
+    found.sum().backward()
+    rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}[dtype]
+    assert (hidden.grad - double.grad).abs().max() <= rounding * double.grad.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_temperature_divides_in_fp32(dtype, kind):
+    """Rounded to 16 bits before or after the division, log-probs would be wrong by 1e-2."""
+    hidden, weight, targets, bias = inputs(dtype, shape=(16,), needs=(True, False, False))
+    wanted = eager(hidden.detach().double(), weight.double(), targets, bias.double(), temperature=0.6)[0]
+    with target_device(kind):
+        found = linear_logprob(hidden, weight, targets, bias, temperature=0.6)
+    assert (found - wanted).abs().max() < 2e-5
 
 
 def test_compiled_around_gives_the_same():
@@ -333,6 +350,7 @@ def test_triton_tiles_through_the_engine(masked):
     [
         ({"weight": torch.randn(VOCAB, HIDDEN + 1)}, ValueError, "hidden: got shape"),
         ({"weight": torch.randn(VOCAB, HIDDEN).bfloat16()}, TypeError, "weight: got torch.bfloat16, wanted torch.float32"),
+        ({"weight": torch.nn.Linear(HIDDEN, VOCAB)}, TypeError, "weight: got Linear, wanted a tensor"),
         ({"weight": torch.empty(0)}, RuntimeError, "weight: got shape .* empty storage"),
         ({"bias": torch.randn(VOCAB + 1)}, ValueError, r"bias: got shape \(301,\), wanted \(300,\)"),
         ({"targets": torch.zeros(3, 7).long()}, ValueError, r"targets: got shape \(3, 7\), wanted \(2, 7\)"),
