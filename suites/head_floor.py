@@ -52,7 +52,7 @@ _PRESETS = {
     "paper": Preset(rounds=3, shares=_SHARES, parts=_PARTS),
     "small": Preset(
         {"vocab": [4096], "seq_len": [64], "batch": [2], "hidden": [256], "dtype": ["float32"]},
-        rounds=3,
+        rounds=2,
         implementations=(*_OWN, "torch"),
         shares={name: _SHARES[name] for name in ("floor_unknown", "unknown")},
         parts=[{}, {"lm_head": ["frozen"], "active": [0.5]}],
