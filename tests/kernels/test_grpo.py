@@ -420,7 +420,7 @@ def test_signature_is_that_of_liger():
         (
             FusedLinearGRPOLoss.__init__,
             CONSTRUCTOR,
-            "prune off_policy_mask_threshold top_entropy_quantile entropy_coef report_entropy",
+            "prune off_policy_mask_threshold top_entropy_quantile entropy_coef report_entropy memory_budget",
         ),
         (FusedLinearGRPOLoss.forward, FORWARD, "active_rows sampling_per_token_logps"),
     ):
