@@ -139,3 +139,22 @@ def test_log_probs_may_be_changed_in_place(trained, entropy):
             logp = logp.add_(other.exp_()) if in_place else logp + other.exp()
         found.append(torch.autograd.grad(logp.sum(), leaves))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("keep_tiles", [False, True])
+@pytest.mark.parametrize("blocks", [1, 16, 64])
+def test_weight_gradient_of_a_loss_does_not_lose_digits_with_its_blocks(blocks, keep_tiles):
+    """Over however many blocks it is formed, it is rounded to bf16 once; each of its terms is a bf16 tile's."""
+    rows, width, vocab = 256, 32, 64
+    hidden, weight = torch.randn(1, rows, width).bfloat16(), torch.randn(vocab, width).bfloat16()
+    targets, advantages = torch.randint(vocab, (1, rows)), torch.rand(1, rows)
+    exact = weight.double().requires_grad_()
+    logp = linear(hidden.double(), exact).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    (-(logp * advantages).sum() / rows).backward()
+    module = FusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="bnpo")
+    found = weight.clone().requires_grad_()
+    with target_device("cuda"), override(row_block=rows // blocks, keep_tiles=keep_tiles):
+        loss, _ = module(hidden.requires_grad_(), found, targets, torch.ones(1, rows), advantages)
+        loss.backward()
+    rounding = (exact.grad.to(torch.bfloat16).double() - exact.grad).norm()
+    assert (found.grad.double() - exact.grad).norm() <= 1.5 * rounding
