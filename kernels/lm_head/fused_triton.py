@@ -35,8 +35,8 @@ _INACTIVE = tl.constexpr(INACTIVE)
 _DEPTH = 64  # of a step along the hidden dimension
 _GROUP = 16  # row tiles that are walked together, so that a weight tile is read from the L2 cache
 _JOIN_ROWS, _JOIN_TILES = 16, 128
-# 128 x 256 accumulators in two warp groups, and stages of 48 KiB in flight: four beside half a 16-bit tile on its way out (224 of
-# 227 KiB of shared memory), three beside half an fp32 one.
+# 128 x 256 accumulators in two warp groups, and stages of 48 KiB in flight: four beside half a 16-bit tile on its way out (224
+# of 227 KiB of shared memory), three beside half an fp32 one.
 _WARPS, _STAGES, _STAGES_BESIDE_FP32 = 8, 4, 3
 _ANY_SIZE = ["rows", "width", "start"]  # sizes that change from call to call must not compile a kernel each
 
