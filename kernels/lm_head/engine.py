@@ -130,19 +130,22 @@ def stream(head: Head, plan: Plan, upstream: Upstream | None, *, entropy: bool =
     Args:
         head: rows, of which whole blocks of `plan.row_block` are walked.
         plan: of strategy STREAM.
-        upstream: d loss / d logp of a block of rows, applied before the gradient is rounded. None: the unit gradient.
+        upstream: d loss / d logp of a block of rows, applied before the gradient is rounded. None: the unit gradient,
+            unrounded, since an upstream is still to come.
         entropy: whether entropies are wanted; no gradient goes through them.
 
     Returns:
-        The statistics [N] and the gradient [N, H] in the dtype of `hidden`.
+        The statistics [N] and the gradient [N, H] in the dtype of `hidden`, the unit gradient in the accumulator's.
     """
     count, width = head.hidden.shape
-    result, gradient = Statistics.new(head, entropy=entropy), head.empty(count, width, dtype=head.hidden.dtype)
-    walk, accumulator = _Walk(head, plan), head.empty(min(plan.row_block, count), width)
+    result, known = Statistics.new(head, entropy=entropy), upstream is not None
+    gradient = head.empty(count, width, dtype=head.hidden.dtype if known else None)
+    walk, accumulator = _Walk(head, plan), head.empty(min(plan.row_block, count), width) if known else None
     limit = _RESCALE_ABOVE.get(plan.tile_dtype, _RESCALE_ABOVE_DEFAULT)
     for rows in _slices(count, plan.row_block):
         block = head.rows(rows)
-        running, mean = _Running.new(block, moment=entropy), accumulator[: block.hidden.shape[0]]
+        running = _Running.new(block, moment=entropy)
+        mean = gradient[rows] if accumulator is None else accumulator[: rows.stop - rows.start]
         for columns in _slices(head.weight.shape[0], plan.vocab_tile):
             p = walk.fold(block, columns, running, limit)
             if columns.start:

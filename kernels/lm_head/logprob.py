@@ -253,7 +253,7 @@ class _LinearLogProb(torch.autograd.Function):
         unit, targets = ctx.saved_tensors[:2]
         if unit is None:
             return (*only_wanted(ctx, _recomputed(ctx, ctx.plan, grad_logp, grad_entropy)), None, None)
-        d_hidden = _scaled_rows(unit, grad_logp, targets)
+        d_hidden = _scaled_rows(unit, grad_logp, targets, ctx.plan.problem.dtype)
         if grad_entropy is not None:  # nobody expected it: two products more
             late = make_plan(replace(ctx.plan.problem, entropy=True))
             through_entropy = _recomputed(ctx, late, None, grad_entropy).hidden
@@ -297,9 +297,9 @@ def only_wanted(ctx: Any, found: Gradients) -> tuple[Tensor | None, Tensor | Non
     return found.hidden if hidden else None, found.weight if weight else None, found.bias if bias else None
 
 
-def _scaled_rows(unit: Tensor, scale: Tensor | None, targets: Tensor) -> Tensor:
+def _scaled_rows(unit: Tensor, scale: Tensor | None, targets: Tensor, dtype: torch.dtype) -> Tensor:
     """unit[r] * scale[r], rounded once, in a tensor of its own: the kept gradient must survive for another backward."""
-    result = torch.empty_like(unit)
+    result = torch.empty_like(unit, dtype=dtype)
     if scale is None:
         return result.zero_()
     active = torch.where(targets < 0, 0.0, scale.to(torch.promote_types(unit.dtype, torch.float32)))

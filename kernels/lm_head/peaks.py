@@ -37,8 +37,9 @@ def predicted_peak(plan: Plan) -> int:
     if plan.strategy is Strategy.FORWARD:
         return per_row + logits_tile + slab
     if plan.strategy is Strategy.STREAM:
-        forward = hidden_gradient + logits_tile + gradient_tile + row_accumulator + slab
-        return per_row + max(forward, 2 * hidden_gradient)  # backward: the kept gradient and its scaled copy
+        kept = hidden_gradient if problem.loss_known else needs.hidden * rows * problem.hidden * wide
+        forward = kept + logits_tile + gradient_tile + (row_accumulator if problem.loss_known else 0) + slab
+        return per_row + max(forward, kept + hidden_gradient)  # backward: the kept gradient and its scaled copy
     if plan.strategy is Strategy.RECOMPUTE:
         summed = needs.hidden * rows * problem.hidden * wide
         one_block = block >= rows

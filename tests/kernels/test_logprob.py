@@ -416,3 +416,19 @@ def test_logits_far_from_zero_keep_their_digits(offset):
     # what fp32 loses is the rounding of the logits themselves: 1e4 has digits of 1e-3
     torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=3e-3)
     assert (found[1][1] - found[0][1]).norm() <= 3e-3 * found[0][1].norm()
+
+
+@pytest.mark.parametrize("width", [64, 60], ids=["fused", "product and tile"])
+def test_a_frozen_head_rounds_its_gradient_once(width):
+    """The kept unit gradient is not rounded before the upstream arrives: the error is that of one rounding to bf16."""
+    rows, vocab = 256, 500
+    states, weight = torch.randn(rows, width).bfloat16(), torch.randn(vocab, width).mul_(width**-0.5).bfloat16()
+    targets, upstream = torch.randint(vocab, (rows,)), torch.randn(rows)
+    double = states.double().requires_grad_()
+    logp = (double @ weight.double().t()).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    logp.backward(upstream.double())
+    ours = states.clone().requires_grad_()
+    with target_device("cuda"):
+        linear_logprob(ours, weight, targets).backward(upstream)
+    rounding = (double.grad.bfloat16().double() - double.grad).norm()
+    assert (ours.grad.double() - double.grad).norm() < 1.1 * rounding
