@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from frostline.kernels import FusedLinearGRPOLoss
+from frostline.kernels import FusedLinearGRPOLoss, head_parameters
 
 VOCAB, END = 64, 1  # a completion ends with the token END
 PROMPTS, GROUP, LENGTH = 4, 8, 10
@@ -101,15 +101,9 @@ def make_model(dtype: torch.dtype) -> PeftModel:
 
 
 def head_of(model: PeftModel) -> Tensor:
-    """The weight of the head [V, H].
-
-    Raises:
-        ValueError: an adapter on the head itself: its weight alone would leave the adapter out.
-    """
-    head = model.get_base_model().get_output_embeddings()
-    if type(head) is not nn.Linear:
-        raise ValueError(f"lm_head: got {type(head).__name__}, wanted a plain Linear: leave it out of target_modules")
-    return head.weight
+    """The weight of the head [V, H]; refused where an adapter sits on the head itself, since its weight alone would leave it out."""
+    weight, _ = head_parameters(model.get_base_model().get_output_embeddings())
+    return weight
 
 
 def hidden_states(model: PeftModel, tokens: Tensor) -> Tensor:
