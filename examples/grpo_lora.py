@@ -101,7 +101,7 @@ def make_model(dtype: torch.dtype) -> PeftModel:
 
 
 def head_of(model: PeftModel) -> Tensor:
-    """The weight of the head [V, H]; a head that an adapter sits on is refused: its weight alone would leave the adapter out."""
+    """The weight of the head [V, H]; a head with an adapter on it is refused: its weight alone would leave the adapter out."""
     weight, _ = head_parameters(model.get_base_model().get_output_embeddings())
     return weight
 

@@ -81,7 +81,5 @@ def test_an_adapter_on_the_head_is_refused(example):
 
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = get_peft_model(LlamaForCausalLM(LlamaConfig(vocab_size=9, **shape)), LoraConfig(target_modules=["lm_head"]))
-    with pytest.raises(
-        RuntimeError, match=r"lm_head: got .* with an adapter, wanted a plain Linear: leave lm_head"
-    ):
+    with pytest.raises(RuntimeError, match=r"lm_head: got .* with an adapter, wanted a plain Linear: leave lm_head"):
         example.head_of(model)
