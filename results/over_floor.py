@@ -1,7 +1,7 @@
 """How far each side is above the least that a step can cost, and what it needs beside its inputs: the points of a floor chart.
 
-The session's baseline is a floor: it does what every side must do and nothing else. So are sides that are named after it
-(`floor_unknown` beside `floor`). A side's time over the floor is the geometric mean of its rounds' ratios.
+The session's baseline is drawn as the floor. A baseline called `floor` does what every side must do and nothing else; then sides
+named after it (`floor_unknown`) are floors too. A side's time over the floor is the geometric mean of its rounds' ratios.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from frostline.results.record import PEAK_ABOVE_INPUTS, STEP_TIME, Case, SideRec
 from frostline.results.statistics import summarise
 from frostline.results.units import format_value
 from frostline.results.verdict import STATUS_WORDS
+
+FLOOR = "floor"  # the implementation that a suite calls so does nothing but what every side must do
 
 
 @dataclass(frozen=True)
@@ -90,5 +92,11 @@ def _point(evidence: Evidence, case: Case, side: SideRecord, label: str) -> list
     above = summarise(evidence.values(case.id, side.position, PEAK_ABOVE_INPUTS.name)).median
     logs = [one.log_ratio for one in evidence.round_ratios(case.id, STEP_TIME.name, side.position)]
     over = math.exp(float(np.mean(logs))) if logs else time / floor
-    is_floor = side.implementation.startswith(evidence.baseline.implementation)
-    return [] if math.isnan(over) or math.isnan(above) else [FloorPoint(label, over, time, above, is_floor)]
+    drawable = not (math.isnan(over) or math.isnan(above))
+    return [FloorPoint(label, over, time, above, _is_floor(side, evidence.baseline))] if drawable else []
+
+
+def _is_floor(side: SideRecord, baseline: SideRecord) -> bool:
+    """Whether a side is the baseline, or a variant of a baseline called `floor`. Other names say nothing: `torch_compile`."""
+    variant = baseline.implementation == FLOOR and f"{side.implementation}_".startswith(f"{FLOOR}_")
+    return side.position == baseline.position or variant

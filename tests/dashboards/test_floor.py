@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,24 +56,24 @@ TRAINABLE: Figures = {
 NAMES = tuple(TRAINABLE)
 
 
-def session(*cases: tuple[str, Figures]) -> Evidence:
-    """A session with a case for each head and its figures; a side without figures takes no part."""
+def session(*cases: tuple[str, Figures], names: Sequence[str] = NAMES) -> Evidence:
+    """A session with a case for each head and its figures; the first side is the baseline, one without figures takes no part."""
     machine = Machine({"gpu": "NVIDIA H200"})
-    sides = [SideRecord(at, name, "installed", "installed", "one", baseline=at == 0) for at, name in enumerate(NAMES)]
+    sides = [SideRecord(at, name, "installed", "installed", "one", baseline=at == 0) for at, name in enumerate(names)]
     made = [
         Case("head_floor", "v1", {"vocab": 128256, "lm_head": head, "active": 1 - at / 10, "dtype": "bfloat16"})
         for at, (head, _) in enumerate(cases)
     ]
     fewer = {
-        case.id: {name: 0 for name in NAMES if name not in figures} for case, (_, figures) in zip(made, cases, strict=True)
+        case.id: {name: 0 for name in names if name not in figures} for case, (_, figures) in zip(made, cases, strict=True)
     }
     plan = {"fewer_rounds": fewer}
     stored = Session("s", "frostline run head_floor", "2026-01-01T00:00:00+00:00", machine.id, "cuda", plan)
     processes, ratios = [], []
     for case, (_, figures) in zip(made, cases, strict=True):
-        floor = figures["floor"][0]
+        floor = figures[names[0]][0]
         for number, (name, (ms, gib)) in itertools.product(range(4), figures.items()):
-            at = NAMES.index(name)
+            at = names.index(name)
             measurements = {"step_time": ms * 1e6 * (1 + number / 1000), "peak_above_inputs": gib * GIB}
             processes.append(
                 ProcessRecord(
@@ -138,6 +138,18 @@ def test_every_side_has_a_name_with_its_ratio_and_stands_where_it_was_measured()
     assert frozen == [pytest.approx((40.2 / 24.9, 0.38 * GIB))]
     assert not any(word.startswith("floor_unknown 1") for word in words), "a floor is a line, and told above the panel"
     assert "floor_unknown: 49.97 ms, the line at 1.33" in " ".join(words)
+
+
+def test_a_side_named_after_a_baseline_that_is_no_floor_is_a_point_like_any_other() -> None:
+    names = ("torch", "torch_compile", "known")
+    (panel,) = load_floor_panels(session(("frozen", {name: FROZEN[name] for name in names}), names=names))
+    assert [(point.label, point.is_floor) for point in panel.points] == [
+        ("torch", True),
+        ("torch_compile", False),
+        ("known", False),
+    ]
+    floors = [point.label for point in load_floor_panels(H200)[1].points if point.is_floor]
+    assert floors == ["floor", "floor_unknown"]
 
 
 def test_what_needs_nothing_stands_on_the_edge_and_says_so() -> None:
