@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.record import Case, ProcessRecord, Reason, Role, Status, Verdict
 
+MOST_PLACES = 3  # that one reason names
+
 
 def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
     """Suite, device and machine, fixed axes, rounds, the meaning of the figures, sources, and every flag with its count."""
@@ -30,15 +32,35 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
     ]
 
 
-def skipped_throughout(evidence: Evidence, role: Role) -> dict[int, str]:
-    """The sides that were skipped in every case that they take part in, by position, with the reason of the first."""
-    found = {}
+def skipped_throughout(evidence: Evidence, role: Role) -> set[int]:
+    """The positions of the sides that were skipped in every case that they take part in."""
+    found = set()
     for side in evidence.sides:
         cases = [case for case in evidence.cases if evidence.takes_part(case.id, side.position)]
-        standings = [evidence.standing(case.id, side.position, role) for case in cases]
-        if standings and all(standing.status is Status.SKIPPED for standing in standings):
-            found[side.position] = standings[0].reason
+        if cases and all(evidence.standing(case.id, side.position, role).status is Status.SKIPPED for case in cases):
+            found.add(side.position)
     return found
+
+
+def without_figures(evidence: Evidence, role: Role) -> list[str]:
+    """Why sides have words in place of figures: a line for each side and reason, `liger failed: RuntimeError: no kernel`.
+
+    A reason that is not that of every case the side takes part in names its cases.
+    """
+    names, told = side_names(evidence.sides), []
+    for side in evidence.sides:
+        cases = [case for case in evidence.cases if evidence.takes_part(case.id, side.position)]
+        reasons: dict[tuple[str, str], list[Case]] = {}
+        for case in cases:
+            standing = evidence.standing(case.id, side.position, role)
+            reason = " ".join(standing.reason.split())
+            if standing.status not in (None, Status.OK) and reason:
+                what = "skipped" if standing.status is Status.SKIPPED else "failed"
+                reasons.setdefault((what, reason), []).append(case)
+        for (what, reason), found in reasons.items():
+            where = f" at {_places(evidence, found)}" if len(found) < len(cases) else ""
+            told.append(f"{names[side.position]} {what}{where}: {reason}")
+    return told
 
 
 def suite_of(cases: Sequence[Case]) -> str:
@@ -49,6 +71,16 @@ def suite_of(cases: Sequence[Case]) -> str:
 def plain(value: object) -> str:
     """An axis value as tables print it: whole numbers with thousands separators, all else as it is."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _places(evidence: Evidence, cases: Sequence[Case]) -> str:
+    """The cases by the axes that vary, no more than a few of them."""
+    axes = varying_axes(evidence.cases)
+    places = [", ".join(f"{axis}={plain(case.params[axis])}" for axis in axes if axis in case.params) for case in cases]
+    more = len(places) - MOST_PLACES
+    return "; ".join(places[:MOST_PLACES]) + (
+        f" and {more} more cases" if more > 1 else " and one more case" if more == 1 else ""
+    )
 
 
 def _where(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[str]:

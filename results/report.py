@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from frostline.results.evidence import Evidence, side_names, varying_axes
-from frostline.results.notes import notes, plain, skipped_throughout, suite_of
+from frostline.results.notes import notes, plain, skipped_throughout, suite_of, without_figures
 from frostline.results.record import (
     FLOPS,
     PEAK_ABOVE_INPUTS,
@@ -46,10 +46,10 @@ def bench_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> Table:
     against the reference and the verdicts; in front of them the axes that vary.
 
     Up to three sides stand abreast, a row for each case. More have a row each. A side that failed or is wrong shows that word
-    in place of figures; one that was skipped in every case is in the notes alone. A session that only asked the cost model
-    shows its predicted bytes and FLOPs; where both were done, the prediction stands below the measurement.
+    in place of figures, and the notes say why; one that was skipped in every case is in the notes alone. A session that only
+    asked the cost model shows its predicted bytes and FLOPs; where both were done, the prediction stands below the measurement.
     """
-    role, names = _shown_role(evidence), side_names(evidence.sides)
+    role = _shown_role(evidence)
     skipped = skipped_throughout(evidence, role)
     sides = [evidence.baseline, *(side for side in evidence.others if side.position not in skipped)]
     found = {(one.case_id, one.position, one.metric): one for one in verdicts if one.role is role}
@@ -57,8 +57,7 @@ def bench_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> Table:
     more, rows = make(evidence, sides, role, found)
     columns = [Column(axis, figures=_numeric(evidence.cases, axis)) for axis in varying_axes(evidence.cases)]
     title = f"{suite_of(evidence.cases)} on {evidence.machine.label}"
-    left_out = [f"{names[position]} skipped: {reason}" for position, reason in skipped.items()]
-    return Table(title, columns + more, rows, [*notes(evidence, verdicts), *left_out])
+    return Table(title, columns + more, rows, [*notes(evidence, verdicts), *without_figures(evidence, role)])
 
 
 def _abreast(evidence: Evidence, sides: Sequence[SideRecord], role: Role, found: _Found) -> _Grid:

@@ -244,6 +244,19 @@ def test_a_side_that_is_skipped_everywhere_takes_no_columns(make_world):
     assert "liger skipped: liger-kernel is not installed" in table.notes
 
 
+def test_why_a_side_failed_is_in_the_notes_once_for_each_reason(make_world):
+    world = make_world(("unpruned", "pruned", "liger"), [4, 8])
+    for case in range(2):
+        world.process(0, 0, case=case, measurements={"step_time": 1e6})
+        world.process(2, 0, case=case, status=Status.ERROR, reason="RuntimeError: broken\n  liger")
+    world.process(1, 0, case=0, measurements={"step_time": 1e6})
+    world.process(1, 0, case=1, status=Status.OOM, reason="CUDA out of memory")
+    evidence = Evidence(world.session, world.machine, world.sides, world.cases, world.processes)
+    table = bench_table(evidence, judge_session(evidence))
+    assert table.notes[-2:] == ["pruned failed at vocab=8: CUDA out of memory", "liger failed: RuntimeError: broken liger"]
+    assert "RuntimeError: broken liger" in table.markdown()
+
+
 def side(position, implementation, source, kind="git"):
     return SideRecord(position, implementation, source, kind, source)
 
