@@ -48,6 +48,7 @@ _SUBJECTS: Mapping[str, _Subject] = {
     ),
 }
 METRICS = tuple(_SUBJECTS)
+_KINDS: Mapping[Role, str] = {Role.MEASURE: "measured", Role.PREDICT: "predicted"}
 
 
 def chosen_metrics(typed: str | None) -> Sequence[str]:
@@ -76,15 +77,16 @@ def crossover_pictures(
     Args:
         sessions: each with the role of the figures to draw; all of one suite with the axes `seq_len` and `lm_head`.
         folder: where the pictures go: `crossover.png` (or `crossover-predicted.png` and `crossover-measured.png`) for memory,
-            `crossover-time.png` for times.
+            `crossover-time.png` for times. Where several of a kind differ in their sizes, the session's id is added.
         against: the side that the others are compared with; None: `torch` where it is one of them, else the session's baseline.
         metrics: `peak_allocated`, `step_time` or both. Times are not predicted: only measured sessions have them.
         samples: gives the samples of a process by its id (`Store.samples`), for the spread of a time that one process measured.
 
     Raises:
-        UsageError: a session without such figures.
+        UsageError: a session without such figures, or two of one role at the same sizes.
         KeyError: a metric that is none of these.
     """
+    _refuse_doubles(sessions)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
     for metric in metrics:
@@ -92,20 +94,49 @@ def crossover_pictures(
         for evidence, role in sessions:
             if role is Role.MEASURE or metric != STEP_TIME.name:
                 groups.setdefault(_sizes(evidence), []).append((evidence, role))
-        pictures += [_picture(metric, some, folder, against, samples, alone=len(groups) == 1) for some in groups.values()]
+        names = _names([*groups.values()])
+        pictures += [
+            _picture(metric, some, folder, name, against, samples) for name, some in zip(names, groups.values(), strict=True)
+        ]
     if not pictures:
         raise UsageError("--metric: times are measured, not predicted, and none of these sessions measured any")
     return pictures
+
+
+def _refuse_doubles(sessions: Sequence[tuple[Evidence, Role]]) -> None:
+    """Two sessions of one role at the same sizes would be two lines of one name: which is which, no chart could tell."""
+    known: dict[tuple[Role, str], Evidence] = {}
+    for evidence, role in sessions:
+        other = known.setdefault((role, _sizes(evidence)), evidence)
+        if other is not evidence:
+            raise UsageError(
+                f"--session: {other.session.id} and {evidence.session.id} are both {_KINDS[role]} at the same sizes;"
+                " draw one of them, or both into folders of their own (--out)"
+            )
+
+
+def _names(groups: Sequence[Sequence[tuple[Evidence, Role]]]) -> list[str]:
+    """What is added to the name of each group's file: nothing to a single one, else its kind, and its session if need be."""
+    if len(groups) == 1:
+        return [""]
+    kinds = [_kind(members) for members in groups]
+    return [
+        f"-{kind}" if kinds.count(kind) == 1 else f"-{kind}-{members[0][0].session.id}"
+        for kind, members in zip(kinds, groups, strict=True)
+    ]
+
+
+def _kind(members: Sequence[tuple[Evidence, Role]]) -> str:
+    return " and ".join(_KINDS[role] for role in sorted({role for _, role in members}, key=list(_KINDS).index))
 
 
 def _picture(
     metric: str,
     members: Sequence[tuple[Evidence, Role]],
     folder: Path,
+    name: str,
     against: str | None,
     samples: Samples | None,
-    *,
-    alone: bool,
 ) -> Picture:
     subject = _SUBJECTS[metric]
     by_role = {
@@ -113,9 +144,8 @@ def _picture(
         for evidence, role in members
     }
     panels = overlay(by_role.get(Role.MEASURE, []), by_role.get(Role.PREDICT, []))
-    evidence, role = members[0]
-    kind = "measured and predicted" if len(by_role) == 2 else "measured" if role is Role.MEASURE else "predicted"
-    path = folder / f"crossover{subject.suffix}{'' if alone else f'-{kind}'}.png"
+    evidence, kind = members[0][0], _kind(members)
+    path = folder / f"crossover{subject.suffix}{name.replace(' ', '-')}.png"
     where = f"measured on {evidence.machine.label}" if Role.MEASURE in by_role else "predicted by the cost model for a CUDA GPU"
     crossover_chart(
         panels,

@@ -380,12 +380,12 @@ def test_a_title_and_a_caption_of_any_length_are_wrapped() -> None:
     assert all(box.within(page) for _, box in texts(figure))
 
 
-def session(role: Role, *, vocab: int = 4096) -> Evidence:
+def session(role: Role, *, vocab: int = 4096, name: str = "id") -> Evidence:
     """A session of three sides at two lengths: torch is faster at 512, `pruned` at 4,096; a peer could not run."""
     cases = [Case("grpo", "v1", {"seq_len": x, "lm_head": "frozen", "vocab": vocab}) for x in (512, 4096)]
     sides = [SideRecord(i, name, "installed", "installed", "s", i == 0) for i, name in enumerate(("pruned", "torch", "liger"))]
     machine = Machine({"gpu": "NVIDIA H200"})
-    one = Session("id", "frostline chart crossover", "2026-01-01", machine.id, "cuda", {})
+    one = Session(name, "frostline chart crossover", "2026-01-01", machine.id, "cuda", {})
     processes = []
     for number, case in enumerate(cases):
         for position, (peak, time) in enumerate(((2.0, 5e6), (1.0 + 4 * number, (2e6, 20e6)[number]))):
@@ -421,6 +421,23 @@ def test_times_of_the_measured_sizes_alone_are_drawn(tmp_path: Path) -> None:
     assert [one.path.name for one in crossover_pictures(shown, tmp_path, metrics=["step_time"])] == ["crossover-time.png"]
     with pytest.raises(UsageError, match="--metric: times are measured, not predicted"):
         crossover_pictures(shown[:1], tmp_path, metrics=["step_time"])
+
+
+def test_sessions_of_one_kind_and_other_sizes_are_pictures_of_their_own(tmp_path: Path) -> None:
+    shown = [(session(Role.MEASURE, vocab=vocab, name=f"s{vocab}"), Role.MEASURE) for vocab in (4096, 8192)]
+    pictures = crossover_pictures(shown, tmp_path)
+    assert [one.path.name for one in pictures] == [
+        *("crossover-measured-s4096.png", "crossover-measured-s8192.png"),
+        *("crossover-time-measured-s4096.png", "crossover-time-measured-s8192.png"),
+    ]
+    assert all(one.path.is_file() for one in pictures)
+
+
+def test_sessions_of_one_kind_at_the_same_sizes_are_refused(tmp_path: Path) -> None:
+    shown = [(session(Role.MEASURE, name=name), Role.MEASURE) for name in ("first", "second")]
+    with pytest.raises(UsageError, match="--session: first and second are both measured at the same sizes"):
+        crossover_pictures(shown, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_metrics_are_chosen_by_name() -> None:
