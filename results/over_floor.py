@@ -1,7 +1,7 @@
 """How far each side is above the least that a step can cost, and what it needs beside its inputs: the points of a floor chart.
 
-The session's baseline is drawn as the floor. A baseline called `floor` does what every side must do and nothing else; then sides
-named after it (`floor_unknown`) are floors too. A side's time over the floor is the geometric mean of its rounds' ratios.
+The session's baseline is drawn as the floor. A baseline called `floor` does what every side must do and nothing else; then
+sides named after it (`floor_unknown`) are floors too. A side's time over it is the geometric mean of its rounds' ratios.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ NAMES = tuple(TRAINABLE)
 
 
 def session(*cases: tuple[str, Figures], names: Sequence[str] = NAMES) -> Evidence:
-    """A session with a case for each head and its figures; the first side is the baseline, one without figures takes no part."""
+    """A session with a case for each head and its figures; the first side is the baseline. Without figures it takes no part."""
     machine = Machine({"gpu": "NVIDIA H200"})
     sides = [SideRecord(at, name, "installed", "installed", "one", baseline=at == 0) for at, name in enumerate(names)]
     made = [
