@@ -1,7 +1,7 @@
 """The floor chart: time over the least that a step can cost against memory above the inputs, a point for each side.
 
 Both axes are logarithmic, both panels have the same ones. The floors are lines, since they need no memory of their own; a side
-without any stands on the lower edge. What is to the left and below is better.
+without any stands on the lower edge. What is to the left and below is better. Where the baseline is no floor, its name stands for "the floor".
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from frostline.dashboards.frame import Frame, Scale, box_of
 from frostline.dashboards.placement import Box, Point, Segment, beside
 from frostline.results.evidence import Evidence
 from frostline.results.over_floor import FloorPanel, FloorPoint, load_floor_panels
-from frostline.results.units import format_value
 
 _MOST_OCTAVES = 12  # of memory: what needs less than the 4,096th part of the most is as good as none
 _TICKS = (1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 200, 500, 1000)
@@ -51,7 +50,7 @@ def floor_picture(evidence: Evidence, folder: Path) -> Picture:
     ]
     caption = f"{', '.join(common)}; measured on {evidence.machine.label}; one forward and backward"
     with theme.applied():
-        title = f"{evidence.cases[0].suite}: time over the floor against memory above the inputs"
+        title = f"{evidence.cases[0].suite}: time over {panels[0].reference} against memory above the inputs"
         draw_floor(panels, title=title, caption=caption).savefig(path)
     sentences = [f"{panel.title}: {said}" for panel in panels for said in (*(p.sentence for p in panel.points), *panel.remarks)]
     return Picture(path, sentences)
@@ -80,7 +79,7 @@ def draw_floor(panels: Sequence[FloorPanel], *, title: str, caption: str = "") -
     for place, panel in enumerate(panels):
         axes = frame.panel(place)
         scale.apply(axes, "Memory above the inputs", labelled=place == 0)
-        _time_axis(axes, width)
+        _time_axis(axes, width, panel.reference)
         _Cloud(panel, axes, frame.figure, frame.room(place), scale, looks).draw()
     return frame.figure
 
@@ -91,7 +90,7 @@ def _floors(panel: FloorPanel) -> list[FloorPoint]:
 
 def _floor_note(point: FloorPoint) -> str:
     where = "at 1" if point.over == 1 else f"at {point.over:.2f}"
-    return f"{point.label}: {format_value(point.time, 'ns')}, the line {where}"
+    return f"{point.label}: {point.cost}, the line {where}"
 
 
 def _memory(values: Sequence[float]) -> Scale:
@@ -109,7 +108,7 @@ def _times(values: Sequence[float]) -> tuple[float, float]:
     return low / margin, high * margin
 
 
-def _time_axis(axes: Axes, ends: tuple[float, float]) -> None:
+def _time_axis(axes: Axes, ends: tuple[float, float], reference: str) -> None:
     shown: list[float] = []
     for tick in _TICKS:
         if ends[0] <= tick <= ends[1] and (not shown or tick / shown[-1] >= _LEAST_GAP):
@@ -118,7 +117,7 @@ def _time_axis(axes: Axes, ends: tuple[float, float]) -> None:
     axes.set_xlim(*ends)
     axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("Time over the floor (x)", labelpad=8)
+    axes.set_xlabel(f"Time over {reference} (x)", labelpad=8)
 
 
 class _Cloud:

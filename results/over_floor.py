@@ -7,7 +7,7 @@ sides named after it (`floor_unknown`) are floors too. A side's time over it is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,37 +19,49 @@ from frostline.results.units import format_value
 from frostline.results.verdict import STATUS_WORDS
 
 FLOOR = "floor"  # the implementation that a suite calls so does nothing but what every side must do
+THE_FLOOR = "the floor"
 
 
 @dataclass(frozen=True)
 class FloorPoint:
-    """A side: its time over the floor's, its own time in ns, and its peak above the inputs in bytes."""
+    """A side: its time over the baseline's, its own time in ns, and its peak above the inputs in bytes.
+
+    `reference` is what the baseline is called in a sentence: `the floor`, or the name of one that is none.
+    """
 
     label: str
     over: float
     time: float
     above: float
     is_floor: bool = False
+    reference: str = THE_FLOOR
 
     @property
     def sentence(self) -> str:
         """The point in words."""
         if self.is_floor:
-            return f"{self.label} takes {format_value(self.time, 'ns')}"
+            return f"{self.label} takes {self.cost}"
         return (
-            f"{self.label} takes {format_value(self.time, 'ns')}, {self.over:.3f} x the floor,"
+            f"{self.label} takes {format_value(self.time, 'ns')}, {self.over:.3f} x {self.reference},"
             f" and {format_value(self.above, 'B')} above the inputs"
         )
+
+    @property
+    def cost(self) -> str:
+        """What a baseline costs: its time, and its memory if it is no floor, which needs none of its own."""
+        memory = "" if self.reference == THE_FLOOR else f" and {format_value(self.above, 'B')} above the inputs"
+        return format_value(self.time, "ns") + memory
 
 
 @dataclass(frozen=True)
 class FloorPanel:
-    """The points of one case. `remarks` name sides that are not drawn, with the reason."""
+    """The points of one case, over what `reference` names. `remarks` name sides that are not drawn, with the reason."""
 
     title: str
     case: Case
     points: Sequence[FloorPoint]
     remarks: Sequence[str] = ()
+    reference: str = THE_FLOOR
 
 
 def load_floor_panels(evidence: Evidence, panel: str = "lm_head") -> list[FloorPanel]:
@@ -77,14 +89,15 @@ def _panel(evidence: Evidence, case: Case, title: str) -> FloorPanel | None:
     for side in (side for side in evidence.sides if evidence.takes_part(case.id, side.position)):
         standing = evidence.standing(case.id, side.position)
         if standing.status is Status.OK:
-            points += _point(evidence, case, side, names[side.position])
+            points += _point(evidence, case, side, names)
         elif standing.status is not None:
             remarks.append(f"{names[side.position]} {STATUS_WORDS[standing.status]}: not drawn")
     drawn = [point for point in points if not point.is_floor]
-    return FloorPanel(title, case, points, remarks) if drawn and len(points) > len(drawn) else None
+    over = _reference(evidence, names)
+    return FloorPanel(title, case, points, remarks, over) if drawn and len(points) > len(drawn) else None
 
 
-def _point(evidence: Evidence, case: Case, side: SideRecord, label: str) -> list[FloorPoint]:
+def _point(evidence: Evidence, case: Case, side: SideRecord, names: Mapping[int, str]) -> list[FloorPoint]:
     """The side's point; none where a figure is missing."""
     time, floor = (
         summarise(evidence.values(case.id, one.position, STEP_TIME.name)).median for one in (side, evidence.baseline)
@@ -93,7 +106,13 @@ def _point(evidence: Evidence, case: Case, side: SideRecord, label: str) -> list
     logs = [one.log_ratio for one in evidence.round_ratios(case.id, STEP_TIME.name, side.position)]
     over = math.exp(float(np.mean(logs))) if logs else time / floor
     drawable = not (math.isnan(over) or math.isnan(above))
-    return [FloorPoint(label, over, time, above, _is_floor(side, evidence.baseline))] if drawable else []
+    is_floor, reference = _is_floor(side, evidence.baseline), _reference(evidence, names)
+    return [FloorPoint(names[side.position], over, time, above, is_floor, reference)] if drawable else []
+
+
+def _reference(evidence: Evidence, names: Mapping[int, str]) -> str:
+    baseline = evidence.baseline
+    return THE_FLOOR if baseline.implementation == FLOOR else names[baseline.position]
 
 
 def _is_floor(side: SideRecord, baseline: SideRecord) -> bool:

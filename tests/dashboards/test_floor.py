@@ -152,6 +152,18 @@ def test_a_side_named_after_a_baseline_that_is_no_floor_is_a_point_like_any_othe
     assert floors == ["floor", "floor_unknown"]
 
 
+def test_a_ratio_over_a_baseline_that_is_no_floor_names_it(tmp_path: Path) -> None:
+    names = ("known", "torch")
+    evidence = session(("frozen", {name: FROZEN[name] for name in names}), names=names)
+    shown = " ".join(word for _, word in drawn(evidence)[1])
+    assert "Time over known (x)" in shown and "Time over the floor (x)" not in shown
+    assert "known: 26.94 ms and 263.2 MiB above the inputs, the line at 1" in shown
+    assert floor_picture(evidence, tmp_path).sentences == [
+        "lm_head frozen: known takes 26.94 ms and 263.2 MiB above the inputs",
+        "lm_head frozen: torch takes 36.65 ms, 1.361 x known, and 11.74 GiB above the inputs",
+    ]
+
+
 def test_what_needs_nothing_stands_on_the_edge_and_says_so() -> None:
     figure, boxes = drawn(NOTHING_ABOVE)
     assert any(word == "cce 3.38 (+0)" for _, word in boxes)
