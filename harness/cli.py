@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from frostline.harness.describe import Request
+from frostline.harness.outputs import check_outputs
 from frostline.harness.progress import Progress
 from frostline.results.record import NothingMeasured, UsageError
 
@@ -106,6 +107,7 @@ def run(
     from frostline.harness.describe import plan_run
     from frostline.results.store import Store
 
+    check_outputs({"--markdown": markdown})
     if bool(suite) == bool(resume):
         raise UsageError("SUITE: name one suite (frostline run grpo), or an interrupted session (--resume last), not both")
     request = _request(suite, preset, settings, implementations, rounds, device, threads, seed, timeout)
@@ -153,6 +155,7 @@ def compare(
     from frostline.results.gate import exit_code_for
     from frostline.results.store import Store
 
+    check_outputs({"--markdown": markdown})
     request = _request(suite, preset, settings, implementation, rounds, device, threads, seed, timeout)
     plan = commands.comparison(request, base, head, repo, _progress())
     with Store.open(db) as store:
@@ -174,6 +177,7 @@ def report(
     from frostline.results.report import verdict_table
     from frostline.results.store import Store
 
+    check_outputs({"--markdown": markdown})
     with Store.open(db, create=False) as store:
         found = store.session(session)
         verdicts = commands.verdicts_of(found, store)
@@ -197,6 +201,7 @@ def cost(
     from frostline.harness.describe import plan_run
     from frostline.results.store import Store
 
+    check_outputs({"--markdown": markdown})
     request = _request(suite, preset, settings, implementations, device=target)
     plan = plan_run(request)
     with Store.open(db) as store:
@@ -229,6 +234,7 @@ def print_plan(
     from frostline.harness.plan_report import ask_plan, plan_table
     from frostline.harness.planning import PlanQuestion, parse_bytes
 
+    check_outputs({"--markdown": markdown})
     budget = None if memory_budget is None else parse_bytes(memory_budget, "--memory-budget")
     question = PlanQuestion(tokens, hidden, vocab, lm_head, bias, loss, dtype, entropy, masked, group, budget, device)
     table = plan_table(question, ask_plan(suite, question))
@@ -239,7 +245,10 @@ def print_plan(
 
 @chart_app.command("crossover")
 def chart_crossover(
-    suite: SuiteArgument = "grpo",
+    suite: Annotated[
+        str | None,
+        typer.Argument(help="A bundled suite, a file (bench.py) or bench.py::name. Default: grpo.", metavar="SUITE"),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path(),
     metric: Annotated[
         str | None, typer.Option("--metric", help="peak_allocated, step_time, or both with a comma. Default: both.")
@@ -254,7 +263,9 @@ def chart_crossover(
         str | None,
         typer.Option("--against", help="The side that the others are compared with. Default: torch, else the baseline."),
     ] = None,
-    fill: Annotated[bool, typer.Option("--fill/--no-fill", help="Measure and predict what is not stored yet.")] = True,
+    fill: Annotated[
+        bool | None, typer.Option("--fill/--no-fill", help="Measure and predict what is not stored yet. Default: --fill.")
+    ] = None,
     session: Annotated[
         list[str] | None,
         typer.Option("--session", help="Draw this stored session instead, wherever measured. May be repeated."),
@@ -271,13 +282,17 @@ def chart_crossover(
     from frostline.results.store import Store
 
     metrics = chosen_metrics(metric)
-    request = _request(suite, preset, settings, implementations)
+    for option, given in (("--preset", preset is not None), ("--fill", fill is True)):
+        if session and given:
+            raise UsageError(f"{option}: with --session what is stored is drawn, nothing else; leave one of the two out")
+    request = _request(suite or ("" if session else "grpo"), preset, settings, implementations)
     wanted = [] if session else plans_to_draw(request, metrics, against)
-    with Store.open(db, create=fill and not session) as store:
+    filled = fill is not False
+    with Store.open(db, create=filled and not session) as store:
         if session:
             shown = stored_sessions(session, request, store)
         else:
-            shown = sessions_to_draw(wanted, against, store, _progress(), _command_line(), fill=fill)
+            shown = sessions_to_draw(wanted, against, store, _progress(), _command_line(), fill=filled)
         for picture in crossover_pictures(shown, out, against, metrics=metrics, samples=store.samples):
             print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
@@ -333,6 +348,8 @@ def gate(
     from frostline.results.report import verdict_table
     from frostline.results.store import Store
 
+    summary = Path(os.environ["GITHUB_STEP_SUMMARY"]) if os.environ.get("GITHUB_STEP_SUMMARY") else None
+    check_outputs({"--markdown": markdown, "--junit": junit, "--json": json_file, "GITHUB_STEP_SUMMARY": summary})
     policy = load_policy(find_project(repo).root / "pyproject.toml")
     with Store.open(db) as store:
         policy, done = commands.gate(policy, base, head, repo, store, _progress(), _command_line())
@@ -343,10 +360,9 @@ def gate(
         gated = [item.verdict for item in result.items if item.verdict.session_id == seen.session.id]
         _show(verdict_table(seen, gated))
     print("\n".join(result.sentences))
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
     for path, text, mode in (
         (markdown, gate_markdown(result, evidence), "w"),
-        (Path(summary) if summary else None, gate_markdown(result, evidence), "a"),
+        (summary, gate_markdown(result, evidence), "a"),
         (junit, gate_junit(result), "w"),
         (json_file, gate_json(result), "w"),
     ):
@@ -376,6 +392,7 @@ def doctor(
         raise UsageError("--device, --threads and --rounds are of --noise: frostline doctor --noise")
     if noise and json_file:
         raise UsageError("--json: the A/A of --noise is kept in the database; leave --json out, or --noise")
+    check_outputs({"--json": json_file})
     if noise:
         raise typer.Exit(_measure_noise(device, threads, rounds, db))
     from frostline.harness.doctor import checkup_json, checkup_table, examine

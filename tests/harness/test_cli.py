@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from frostline.harness.outputs import why_not_writable
 from frostline.results.record import Role, Status
 from frostline.results.store import Store
 
@@ -83,6 +84,36 @@ def test_a_mistake_is_one_clear_line_and_exit_2(frostline, tmp_path, arguments, 
     assert said in done.stderr or said in done.stdout
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "a mistake leaves no database behind"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["run", "grpo"], "--markdown"),
+        (["compare", "a", "b"], "--markdown"),
+        (["report"], "--markdown"),
+        (["cost", "grpo"], "--markdown"),
+        (["plan", "--tokens", "8", "--hidden", "8", "--vocab", "8"], "--markdown"),
+        (["gate"], "--markdown"),
+        (["gate"], "--junit"),
+        (["gate"], "--json"),
+        (["doctor"], "--json"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(frostline, tmp_path, arguments, option):
+    done = frostline(*arguments, option, "nowhere/out", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and list(tmp_path.iterdir()) == []
+    assert done.stderr.startswith(f"frostline: {option}: cannot write nowhere/out: there is no folder nowhere")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_why_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    assert why_not_writable(tmp_path) == "it is a folder"
+    assert why_not_writable(tmp_path / "file") == why_not_writable(tmp_path / "new") == ""
+    assert "no folder" in why_not_writable(tmp_path / "file" / "below")
+    assert why_not_writable(Path("/proc/new")).startswith("/proc: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "trying leaves nothing behind"
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(frostline, bench, tmp_path):
