@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 import torch
@@ -89,10 +90,15 @@ def check_active_rows(active_rows: ActiveRows, rows: int) -> None:
     """Raise ValueError for what is no count of `rows` rows, nor the wish that the device be asked."""
     if active_rows is None or active_rows == "ask":
         return
-    if isinstance(active_rows, str):
+    if not _is_count(active_rows):
         raise ValueError(f"active_rows: got {active_rows!r}, wanted a count, 'ask' or None")
     if not 0 <= active_rows <= rows:
         raise ValueError(f"active_rows: got {active_rows}, wanted a count from 0 to {rows}, the number of rows")
+
+
+def _is_count(value: object) -> bool:
+    """Whether a value is a whole number, numpy's included, and no bool, which is one by accident."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
@@ -101,5 +107,5 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
 
 def check_memory_budget(memory_budget: int | None) -> None:
     """Raise ValueError for what is no number of bytes."""
-    if memory_budget is not None and memory_budget < 1:
-        raise ValueError(f"memory_budget: got {memory_budget}, wanted a positive number of bytes, or None")
+    if memory_budget is not None and (not _is_count(memory_budget) or memory_budget < 1):
+        raise ValueError(f"memory_budget: got {memory_budget!r}, wanted a positive number of bytes, or None")

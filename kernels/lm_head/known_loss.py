@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from frostline.kernels.lm_head import engine, tiles
 from frostline.kernels.lm_head.engine import Gradients, Statistics
+from frostline.kernels.lm_head.first_order import first_order_only
 from frostline.kernels.lm_head.logprob import make_head, needs_of, only_wanted, problem_of
 from frostline.kernels.lm_head.plan import Strategy, make_plan
 from frostline.kernels.lm_head.transform import Transform
@@ -115,7 +115,7 @@ class _LinearLoss(torch.autograd.Function):
         return value, *metrics
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         # Always multiplied: asking whether the factor is 1 would stall the device, and what is kept must stay as it is.
         *formed, kept, hidden, weight, bias, targets = ctx.saved_tensors

@@ -6,16 +6,17 @@ scales it: two products with the weight in all. With the head trained, the backw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from frostline.kernels.lm_head import engine, tiles
 from frostline.kernels.lm_head.checks import ActiveRows, check_head, check_memory_budget, check_shape, is_readable
 from frostline.kernels.lm_head.engine import Gradients, Head, Statistics
+from frostline.kernels.lm_head.first_order import first_order_only
 from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.plan import Needs, Plan, Problem, Strategy, make_plan
 from frostline.kernels.lm_head.rows import Rows
@@ -246,24 +247,27 @@ class _LinearLogProb(torch.autograd.Function):
         return statistics.logp.clone(), None if statistics.entropy is None else statistics.entropy.clone()
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_logp is None and grad_entropy is None:
             return None, None, None, None, None
-        unit, targets = ctx.saved_tensors[:2]
+        unit, targets, *again = ctx.saved_tensors  # unpacked once: under activation checkpointing a second time is an error
         if unit is None:
-            return (*only_wanted(ctx, _recomputed(ctx, ctx.plan, grad_logp, grad_entropy)), None, None)
+            found = _recomputed(ctx, ctx.plan, targets, again, grad_logp, grad_entropy)
+            return (*only_wanted(ctx, found), None, None)
         d_hidden = _scaled_rows(unit, grad_logp, targets, ctx.plan.problem.dtype)
         if grad_entropy is not None:  # nobody expected it: two products more
             late = make_plan(replace(ctx.plan.problem, entropy=True))
-            through_entropy = _recomputed(ctx, late, None, grad_entropy).hidden
+            through_entropy = _recomputed(ctx, late, targets, again, None, grad_entropy).hidden
             d_hidden = d_hidden if through_entropy is None else d_hidden.add_(through_entropy)
         return d_hidden, None, None, None, None
 
 
-def _recomputed(ctx: Any, plan: Plan, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> Gradients:
+def _recomputed(
+    ctx: Any, plan: Plan, targets: Tensor, again: Sequence[Tensor], grad_logp: Tensor | None, grad_entropy: Tensor | None
+) -> Gradients:
     """The gradients by way of the logits, computed again."""
-    _, targets, hidden, weight, bias, *statistics = ctx.saved_tensors
+    hidden, weight, bias, *statistics = again
     known = Statistics(*statistics)
     head = make_head(hidden, weight, bias, targets, ctx.call.transform, ctx.call.masked)
     upstream = head.only_active(torch.zeros_like(known.logp) if grad_logp is None else grad_logp)

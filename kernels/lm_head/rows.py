@@ -45,7 +45,7 @@ class Rows:
         """
         check_active_rows(active_rows, count)
         if active is None:
-            if active_rows not in (None, count):
+            if active_rows not in (None, "ask", count):
                 raise ValueError(
                     f"active_rows: got {active_rows!r} without a mask, wanted `active` to say which of {count} rows count"
                 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 from torch import Tensor
 
@@ -30,9 +31,9 @@ class Transform:
             ValueError: a temperature or softcap that is not a positive finite number, or a scale that is not finite.
         """
         for name, value in (("temperature", temperature), ("softcap", softcap)):
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if value is not None and not (isinstance(value, Real) and math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}: got {value!r}, wanted a positive number")
-        if not math.isfinite(logit_scale):
+        if not (isinstance(logit_scale, Real) and math.isfinite(logit_scale)):
             raise ValueError(f"logit_scale: got {logit_scale!r}, wanted a finite number")
         if softcap is None:
             return Transform(outer=logit_scale / temperature)

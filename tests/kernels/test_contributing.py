@@ -174,7 +174,6 @@ def test_asking_about_the_mask_of_log_probs(monkeypatch):
     "given, words",
     [
         ({"active_rows": "all"}, "active_rows: got 'all', wanted a count, 'ask' or None"),
-        ({"active_rows": "ask"}, "active_rows: got 'ask' without a mask, wanted `active`"),
         ({"active_rows": 11, "active": torch.ones(10).bool()}, "active_rows: got 11, wanted a count from 0 to 10"),
     ],
 )

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.kernels import linear_logprob
@@ -432,3 +433,56 @@ def test_a_frozen_head_rounds_its_gradient_once(width):
         linear_logprob(ours, weight, targets).backward(upstream)
     rounding = (double.grad.bfloat16().double() - double.grad).norm()
     assert (ours.grad.double() - double.grad).norm() < 1.1 * rounding
+
+
+@pytest.mark.parametrize("way", [{}, {"return_entropy": True}, {"memory_budget": 1}], ids=str)
+@pytest.mark.parametrize("trained", [False, True])
+def test_under_activation_checkpointing(trained, way):
+    """What is saved is unpacked once: `torch.utils.checkpoint` refuses a second time."""
+    states, weight, targets = torch.randn(10, 8), torch.randn(30, 8), torch.randint(30, (10,))
+    found = []
+    for run in (checkpoint, lambda f, *x, **_: f(*x)):
+        ours = [states.clone().requires_grad_(), weight.clone().requires_grad_(trained)]
+
+        def total(hidden, head):
+            result = linear_logprob(hidden, head, targets, **way)
+            return result.sum() if isinstance(result, torch.Tensor) else result[0].sum() + result[1].sum()
+
+        run(total, *ours, use_reentrant=False).backward()
+        found.append([t.grad for t in ours])
+    for checked, plain in zip(*found, strict=True):
+        assert (checked is None) == (plain is None) and (checked is None or torch.equal(checked, plain))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_second_derivative_is_refused(trained):
+    """A gradient penalty would miss a term; asking for the graph alone is no mistake."""
+    states = torch.randn(6, 8, requires_grad=True)
+    weight, targets = torch.randn(20, 8, requires_grad=trained), torch.randint(20, (6,))
+    logp = linear_logprob(states, weight, targets)
+    (gradient,) = torch.autograd.grad(logp.sum(), states, create_graph=True)
+    assert torch.isfinite(gradient).all()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        (logp.sum() + gradient.square().sum()).backward()
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"memory_budget": "512MiB"}, "memory_budget: got '512MiB'"),
+        ({"memory_budget": 1.5}, "memory_budget: got 1.5"),
+        ({"memory_budget": True}, "memory_budget: got True"),
+        ({"active_rows": 4.5}, "active_rows: got 4.5"),
+        ({"active_rows": True}, "active_rows: got True"),
+        ({"temperature": "1"}, "temperature: got '1'"),
+        ({"logit_scale": None}, "logit_scale: got None"),
+    ],
+)
+def test_numbers_that_are_none(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        linear_logprob(torch.randn(4, 8), torch.randn(20, 8), torch.randint(20, (4,)), **wrong)
+
+
+def test_asking_without_a_mask_is_all_rows():
+    states, weight, targets = torch.randn(4, 8), torch.randn(20, 8), torch.randint(20, (4,))
+    assert torch.equal(linear_logprob(states, weight, targets, active_rows="ask"), linear_logprob(states, weight, targets))
