@@ -106,14 +106,19 @@ def resume(session_ref: str, store: Store, progress: Progress) -> Measured:
     session = store.session(session_ref)
     if session.detail.get("predicted"):
         raise UsageError(f"--resume: session {session.id} predicted and measured nothing; ask again with frostline cost")
-    plan = Plan.from_json(session.plan)
+    plan = _stored_plan(session)
     restored = [replace(side, source=restore(side.source)) for side in plan.sides]
     return _finish(replace(plan, sides=restored), session, store, progress)
 
 
 def verdicts_of(session: Session, store: Store) -> Sequence[Verdict]:
     """A session's verdicts; of one that was interrupted, what its rounds so far say."""
-    return store.verdicts(session.id) or sessions.judge(Plan.from_json(session.plan), store, session)
+    return store.verdicts(session.id) or sessions.judge(_stored_plan(session), store, session)
+
+
+def _stored_plan(session: Session) -> Plan:
+    """A session's plan without its bars: reports read those from the session, and a broken one must not be in the way."""
+    return Plan.from_json({**session.plan, "bars": []})
 
 
 def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:

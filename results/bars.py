@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from frostline.results.evidence import Evidence
-from frostline.results.record import BAR_ERRORS, Bar, Case, Kind, Params, Role, SideRecord, Status
+from frostline.results.record import BAR_ERRORS, Bar, Case, Kind, Params, Role, SideRecord, Status, UsageError
 from frostline.results.statistics import paired_interval, summarise
 from frostline.results.units import MISSING, format_value
 from frostline.results.verdict import STATUS_WORDS
@@ -58,14 +58,24 @@ class _Figure:
     how: str = ""
 
 
-def stored_bars(evidence: Evidence) -> list[Bar]:
-    """The bars that a session's suite had when it was measured, in the suite's order."""
-    return [Bar(**bar) for bar in evidence.session.plan.get("bars", ())]
+def stored_bars(evidence: Evidence) -> tuple[list[Bar], list[str]]:
+    """The bars that a session's suite had when it was measured, in the suite's order.
+
+    Returns:
+        The bars, and a sentence for each stored one that is none: what it asks for cannot be told, and the figures still can.
+    """
+    bars, sentences = [], []
+    for stored in evidence.session.plan.get("bars", ()):
+        try:
+            bars.append(Bar(**stored))
+        except (TypeError, UsageError) as problem:
+            sentences.append(f"a stored bar was left out: {problem}")
+    return bars, sentences
 
 
 def judge_bars(evidence: Evidence) -> list[JudgedBar]:
     """Judge every bar of a session in each case that it is for; one that is for none of them is not measured."""
-    return [judged for bar in stored_bars(evidence) for judged in _judge(evidence, bar)]
+    return [judged for bar in stored_bars(evidence)[0] for judged in _judge(evidence, bar)]
 
 
 def _judge(evidence: Evidence, bar: Bar) -> Iterator[JudgedBar]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frostline.results.bars import JudgedBar, cases_of, format_bar, format_figure, judge_bars, measured, tally
+from frostline.results.bars import JudgedBar, cases_of, format_bar, format_figure, judge_bars, measured, stored_bars, tally
 from frostline.results.evidence import Evidence, varying_axes
 from frostline.results.notes import plain, suite_of
 from frostline.results.table import Cell, Column, Table
@@ -13,17 +13,20 @@ def bars_table(evidence: Evidence) -> Table | None:
 
     A session none of whose cases a bar is for (those of a small preset) gets one sentence in place of rows.
     """
-    judged = judge_bars(evidence) if measured(evidence) else []
-    if not judged:
+    if not measured(evidence):
+        return None
+    judged, left_out = judge_bars(evidence), stored_bars(evidence)[1]
+    if not judged and not left_out:
         return None
     title = f"Bars of {suite_of(evidence.cases)}: {tally(judged)}"
     if all(one.case is None for one in judged):
-        return Table(title, [Column("why", prose=True)], [[(f"they are for other cases: {judged[0].why}",)]])
+        why = [f"they are for other cases: {one.why}" for one in judged[:1]]
+        return Table(title, [Column("why", prose=True)], [[(sentence,)] for sentence in (*why, *left_out)])
     columns = [Column("what", prose=True), Column("bar"), Column("figure", figures=True), Column(""), Column("why", prose=True)]
     notes = [
         "a ratio with an interval: side over other by the rounds' ratios, with their 99 % interval; without: of two medians"
     ]
-    return Table(title, columns, [_row(evidence, one) for one in judged], notes)
+    return Table(title, columns, [_row(evidence, one) for one in judged], [*notes, *left_out])
 
 
 def _row(evidence: Evidence, one: JudgedBar) -> list[Cell]:

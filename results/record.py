@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import time
@@ -179,12 +180,27 @@ class Bar:
     across: Params = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("says", "side", "figure", "against"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"Bar {self.says!r}: {name}: got {getattr(self, name)!r}, wanted a word")
+        for name in ("at_most", "at_least"):
+            limit = getattr(self, name)
+            if limit is not None and not (_is_number(limit) and math.isfinite(limit)):
+                raise UsageError(f"Bar {self.says!r}: {name}: got {limit!r}, wanted a finite number")
+        for name in ("where", "across"):
+            values = getattr(self, name)
+            if not isinstance(values, Mapping) or not all(isinstance(one, int | float | str) for one in values.values()):
+                raise UsageError(f"Bar {self.says!r}: {name}: got {values!r}, wanted one value for an axis, like {{'n': 1}}")
         if (self.at_most is None) == (self.at_least is None):
             raise UsageError(f"Bar {self.says!r}: wanted one of at_most and at_least, got {self.at_most} and {self.at_least}")
         output, _, error = self.figure.rpartition(".")
         if self.figure not in METRICS and not (output and error in BAR_ERRORS):
             wanted = f"{', '.join(METRICS)}, or an output's error such as d_hidden.{BAR_ERRORS[0]}"
             raise UsageError(f"Bar {self.says!r}: figure: got {self.figure!r}, wanted {wanted}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -204,3 +204,30 @@ def test_cases_are_matched_by_every_axis_of_where(world):
     world.cases.append(Case("grpo", "v1", {"vocab": 8, "lm_head": "trainable", "dtype": "bfloat16"}))
     bar = Bar("t", "mine", "step_time", at_most=2, against="floor", where={"vocab": 8, "lm_head": "frozen"})
     assert one(world, bar).case == world.cases[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"at_most": "1.2"}, "at_most: got '1.2', wanted a finite number"),
+        ({"at_most": math.nan}, "at_most: got nan, wanted a finite number"),
+        ({"at_least": True}, "at_least: got True, wanted a finite number"),
+        ({"at_most": 1, "where": {"n": [1]}}, "where: got {'n': [1]}, wanted one value for an axis"),
+        ({"at_most": 1, "across": [1]}, "across: got [1], wanted one value for an axis"),
+        ({"at_most": 1, "against": None}, "against: got None, wanted a word"),
+    ],
+)
+def test_a_bar_of_the_wrong_types_is_refused_when_it_is_made(given, said):
+    with pytest.raises(UsageError) as refused:
+        Bar("it", "mine", "step_time", **given)
+    assert str(refused.value).startswith(f"Bar 'it': {said}")
+
+
+def test_a_stored_bar_that_is_broken_is_left_out_with_a_sentence(world):
+    good = asdict(Bar("memory", "mine", "peak_above_inputs", at_most=1, against="theirs", where={"vocab": 8}))
+    for broken, said in (({**good, "at_most": "1.2"}, "at_most: got '1.2'"), ({**good, "newer": 1}, "newer")):
+        world.plan = {"bars": [broken, good]}
+        table = bars_table(evidence(world))
+        assert len(table.rows) == 1 and said in table.notes[-1] and "left out" in table.notes[-1]
+        world.plan = {"bars": [broken]}
+        assert said in bars_table(evidence(world)).rows[0][0][0]
