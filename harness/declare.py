@@ -22,8 +22,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from frostline.harness.declared_checks import (
+    check_axes,
+    check_bar,
+    check_names,
+    check_omitted,
+    check_preset,
+    check_rounds,
+    check_values,
+    every_value,
+)
 from frostline.harness.planning import PlanAnswer, PlanQuestion
-from frostline.results.record import METRICS, STEP_TIME, Bar, Case, Params, UsageError
+from frostline.results.record import Bar, Case, Params, UsageError
 
 Value: TypeAlias = int | float | str | bool
 Outputs: TypeAlias = Mapping[str, Any]
@@ -53,10 +63,7 @@ class Step:
     omit: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        for metric in self.omit:
-            if metric not in METRICS or metric == STEP_TIME.name:
-                wanted = ", ".join(name for name in METRICS if name != STEP_TIME.name)
-                raise UsageError(f"Step: omit: got {metric!r}, wanted some of {wanted}")
+        check_omitted(self.omit)
 
 
 class Skipped(Exception):
@@ -74,6 +81,11 @@ class Share:
 
     rounds: int | None = None
     axes: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            check_rounds("Share", self.rounds)
+        check_values("Share: axes", self.axes)
 
     def includes(self, params: Params, free: Collection[str] = ()) -> bool:
         """Whether a case belongs to the share. Axes named in `free` are not looked at."""
@@ -93,6 +105,15 @@ class Preset:
     implementations: Sequence[str] = ()
     shares: Mapping[str, Share] = field(default_factory=dict)
     parts: Sequence[Mapping[str, Sequence[Value]]] = ()
+
+    def __post_init__(self) -> None:
+        check_rounds("Preset", self.rounds)
+        check_names("Preset: implementations", self.implementations)
+        if isinstance(self.parts, str | Mapping) or not isinstance(self.parts, Sequence):
+            raise UsageError(f"Preset: parts: got {self.parts!r}, wanted a list of axes with values, like [{{'n': [1]}}]")
+        for place, values in (("axes", self.axes), *(("parts", part) for part in self.parts)):
+            check_values(f"Preset: {place}", values)
+        _check_instances("Preset: shares", self.shares, Share)
 
     def values(self, axis: str) -> list[Value]:
         """Every value that the preset gives to an axis."""
@@ -171,19 +192,21 @@ def suite(
         plan: what the measured code would do with a problem of a given size, for `frostline plan`.
 
     Raises:
-        UsageError: an axis that the function has no keyword for, a baseline that is no implementation, a preset whose
-            shares are of something else or leave out the baseline, or a bar of an implementation or axis that there is not.
+        UsageError: an axis that the function has no keyword for, no implementation, a baseline that is none of them, or a
+            preset, share, choice or bar of an implementation, axis or value that there is not.
     """
 
     def decorate(function: Callable[..., Any]) -> Suite:
         name, given = function.__name__, dict(axes or {})
         accepted = inspect.signature(function).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        for axis, values in given.items():
+        check_values(f"suite {name}", given)
+        for axis in given:
             if axis not in accepted and not takes_any:
                 raise UsageError(f"suite {name}: axis {axis!r} is no argument of the function; it takes {', '.join(accepted)}")
-            if isinstance(values, str) or not len(values):
-                raise UsageError(f"suite {name}: axis {axis!r} needs a non-empty list of values, got {values!r}")
+        check_names(f"suite {name}: implementations", implementations)
+        if not implementations:
+            raise UsageError(f"suite {name}: implementations: got none, wanted at least one name")
         leading = list(accepted)[:2]
         if not takes_any and (len(leading) < 2 or set(leading) & set(given)):
             raise UsageError(
@@ -192,9 +215,14 @@ def suite(
         for role, chosen in (("baseline", baseline), ("compared", compared)):
             if chosen is not None and chosen not in implementations:
                 raise UsageError(f"suite {name}: {role}={chosen!r} is no implementation; it has {', '.join(implementations)}")
+        _check_instances(f"suite {name}: presets", presets or {}, Preset)
+        check_values(f"suite {name}: choices", choices or {})
+        check_axes(f"suite {name}: choices", choices or {}, given)
+        known, first = every_value(given, choices or {}, (presets or {}).values()), baseline or implementations[0]
         for called, preset in (presets or {}).items():
-            _check_shares(f"suite {name}: preset {called!r}", preset, implementations, baseline or implementations[0])
-        _check_bars(name, bars, implementations, given)
+            check_preset(f"suite {name}: preset {called!r}", preset, implementations, first, given, known)
+        for bar in bars:
+            check_bar(name, bar, implementations, given)
         return Suite(
             name=name,
             function=function,
@@ -217,26 +245,12 @@ def suite(
     return decorate
 
 
-def _check_shares(place: str, preset: Preset, implementations: Sequence[str], baseline: str) -> None:
-    chosen = [name for name in implementations if name in (preset.implementations or implementations)]
-    baseline = baseline if baseline in chosen else next(iter(chosen), baseline)
-    for implementation, share in preset.shares.items():
-        if implementation not in implementations or implementation == baseline:
-            what = "is the baseline, which takes part in everything" if implementation == baseline else "is no implementation"
-            raise UsageError(f"{place}: shares: {implementation!r} {what}")
-        if share.rounds is not None and not 1 <= share.rounds <= preset.rounds:
-            raise UsageError(f"{place}: shares: {implementation!r} takes 1 to {preset.rounds} rounds, got {share.rounds}")
-
-
-def _check_bars(name: str, bars: Sequence[Bar], implementations: Sequence[str], axes: Collection[str]) -> None:
-    for bar in bars:
-        for role, chosen in (("side", bar.side), ("against", bar.against)):
-            if chosen not in implementations and (role == "side" or chosen):
-                wanted = ", ".join(implementations)
-                raise UsageError(f"suite {name}: bar {bar.says!r}: {role}={chosen!r} is no implementation; it has {wanted}")
-        for axis in (*bar.where, *bar.across):
-            if axis not in axes:
-                raise UsageError(f"suite {name}: bar {bar.says!r}: {axis!r} is no axis; it has {', '.join(axes)}")
+def _check_instances(place: str, given: Any, wanted: type) -> None:
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{place}: got {given!r}, wanted names with a {wanted.__name__} each")
+    for name, one in given.items():
+        if not isinstance(one, wanted):
+            raise UsageError(f"{place}: {name!r}: got {one!r}, wanted a {wanted.__name__}")
 
 
 def _source_hash(function: Callable[..., Any], sources: Sequence[ModuleType]) -> str:

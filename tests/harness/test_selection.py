@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frostline.harness import Bar, Preset, Share, selection, suite
+from frostline.harness import Bar, Preset, Share, Step, selection, suite
 from frostline.results.record import UsageError
 
 TWO_SUITES = """
@@ -142,11 +142,61 @@ def test_a_declaration_that_cannot_be_is_refused_at_once():
         (Bar("it", "two", "step_time", at_most=1, against="no"), "bar 'it': against='no' is no implementation"),
         (Bar("it", "two", "step_time", at_most=1, where={"m": 1}), "bar 'it': 'm' is no axis; it has n"),
         (Bar("it", "two", "step_time", at_most=1, across={"m": 1}), "bar 'it': 'm' is no axis; it has n"),
+        (Bar("it", "two", "step_time", at_most=1, where={"n": "1"}), "bar 'it': axis 'n': got '1', wanted a number"),
     ],
 )
 def test_bars_are_of_implementations_and_axes(bar, said):
     with pytest.raises(UsageError, match=said):
         suite(axes={"n": [1]}, implementations=["one", "two"], bars=[bar])(lambda _i, _d, n: n)
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda: Preset(rounds=0), "Preset: rounds: got 0, wanted a whole number from 1 on"),
+        (lambda: Preset(implementations="two"), "Preset: implementations: got 'two', wanted a list of names"),
+        (lambda: Preset({"n": 1}), "Preset: axes: axis 'n' needs a non-empty list of values, got 1"),
+        (lambda: Preset(parts={"n": [1]}), "Preset: parts: got {'n': [1]}, wanted a list of axes"),
+        (lambda: Preset(shares={"two": 1}), "Preset: shares: 'two': got 1, wanted a Share"),
+        (lambda: Share(rounds=1.5), "Share: rounds: got 1.5, wanted a whole number from 1 on"),
+        (lambda: Share(axes={"n": None}), "Share: axes: axis 'n' needs a non-empty list of values, got None"),
+        (lambda: Step(run=print, omit="flops"), "Step: omit: got 'flops', wanted some of peak_allocated"),
+        (lambda: Step(run=print, omit=None), "Step: omit: got None, wanted some of peak_allocated"),
+        (lambda: Step(run=print, omit=["step_time"]), "Step: omit: got 'step_time', wanted some of peak_allocated"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_when_it_is_made(declare, said):
+    with pytest.raises(UsageError) as refused:
+        declare()
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"implementations": []}, "implementations: got none, wanted at least one name"),
+        ({"implementations": ["one", "one"]}, "implementations: got ['one', 'one'], wanted each name once"),
+        ({"choices": {"nope": [1]}}, "choices: 'nope' is no axis; it has n, k"),
+        ({"presets": {"p": 3}}, "presets: 'p': got 3, wanted a Preset"),
+        ({"presets": {"p": Preset({"nope": [1]})}}, "preset 'p': 'nope' is no axis; it has n, k"),
+        ({"presets": {"p": Preset({"n": ["1"]})}}, "preset 'p': axis 'n': got '1', wanted a number"),
+        ({"presets": {"p": Preset(parts=[{"zz": [1]}])}}, "preset 'p': parts: 'zz' is no axis; it has n, k"),
+        ({"presets": {"p": Preset(implementations=["zz"])}}, "preset 'p': implementations: got 'zz', wanted some of one, two"),
+        ({"presets": {"p": Preset(shares={"two": Share(axes={"m": [1]})})}}, "preset 'p': shares: 'two': 'm' is no axis"),
+        (
+            {"presets": {"p": Preset(shares={"two": Share(axes={"n": ["1"]})})}},
+            "preset 'p': shares: 'two': axis 'n': got '1', wanted a number",
+        ),
+        (
+            {"presets": {"p": Preset({"n": [3]}, shares={"two": Share(axes={"n": [4]})})}},
+            "preset 'p': shares: 'two': axis 'n': no case has 4; cases have 1, 2, 3",
+        ),
+    ],
+)
+def test_a_declaration_that_does_not_fit_its_suite_is_refused(given, said):
+    with pytest.raises(UsageError) as refused:
+        suite(**{"axes": {"n": [1, 2], "k": ["a"]}, "implementations": ["one", "two"], **given})(lambda _i, _d, **_case: None)
+    assert str(refused.value).startswith(f"suite <lambda>: {said}")
 
 
 def test_a_preset_may_be_a_union_of_parts():
