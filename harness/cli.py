@@ -86,6 +86,7 @@ REPORT_WIDTH = 128  # of a table of sentences where there is no terminal to ask
 
 @app.command()
 def run(
+    context: typer.Context,
     suite: SuiteArgument = "",
     preset: PresetOption = None,
     settings: SetOption = None,
@@ -110,6 +111,8 @@ def run(
     check_outputs({"--markdown": markdown})
     if bool(suite) == bool(resume):
         raise UsageError("SUITE: name one suite (frostline run grpo), or an interrupted session (--resume last), not both")
+    if resume:
+        _nothing_but_resume(context)
     request = _request(suite, preset, settings, implementations, rounds, device, threads, seed, timeout)
     plan = plan_run(request) if suite else None
     with Store.open(db, create=plan is not None) as store:
@@ -417,6 +420,15 @@ def _measure_noise(device: str | None, threads: int | None, rounds: int | None, 
         _show(noise_table(found, store.machine(session.machine_id)))
         _kept(store, session.id)
     return found.exit_code
+
+
+def _nothing_but_resume(context: typer.Context) -> None:
+    """Refuse options that would change what is resumed: they would be left out without a word."""
+    names = ("preset", "settings", "implementations", "rounds", "device", "threads", "seed", "timeout")
+    typed = [name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if typed:
+        options = ", ".join("--set" if name == "settings" else f"--{name}" for name in typed)
+        raise UsageError(f"--resume finishes what was planned: leave out {options}")
 
 
 def _request(

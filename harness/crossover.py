@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from frostline.harness import session as sessions
 from frostline.harness.commands import TARGET, measure, predict
-from frostline.harness.describe import Request, plan_run
+from frostline.harness.describe import Request, declared, plan_run
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
@@ -91,9 +91,15 @@ def sessions_to_draw(
 def stored_sessions(refs: Sequence[str], request: Request, store: Store) -> list[tuple[Evidence, Role]]:
     """Sessions by their ids, of whatever machine and code, as if they had what was asked for alone.
 
+    Args:
+        refs: ids, or parts of them as `Store.session` takes them.
+        request: the sides and axes to keep. Its suite, if it has one, is that of every session; without, all are of one suite.
+        store: where the sessions are.
+
     Raises:
-        UsageError: no such session, or it has no such implementation, axis or case.
+        UsageError: no such session or suite, a session of another suite, or one without such an implementation, axis or case.
     """
+    suite = declared(Request(request.suite)).suite if request.suite else ""
     axes = dict(setting.split("=", 1) for setting in request.settings if "=" in setting)
     if len(axes) < len(request.settings):
         raise UsageError(f"--set: expected AXIS=VALUE[,VALUE...] once for each axis, got {', '.join(request.settings)}")
@@ -101,6 +107,9 @@ def stored_sessions(refs: Sequence[str], request: Request, store: Store) -> list
     shown = []
     for ref in refs:
         evidence = Evidence.load(store, store.session(ref).id)
+        suite = suite or evidence.cases[0].suite
+        if any(case.suite != suite for case in evidence.cases):
+            raise UsageError(f"--session: {evidence.session.id} is of {evidence.cases[0].suite}, expected one of {suite}")
         role = Role.PREDICT if evidence.session.detail.get("predicted") else Role.MEASURE
         shown.append((narrowed(evidence, request.implementations, values), role))
     return shown

@@ -46,14 +46,18 @@ def narrowed(evidence: Evidence, implementations: Collection[str], axes: Mapping
     for name in implementations:
         if name not in known:
             raise UsageError(f"--implementations: session {evidence.session.id} has no {name!r}; it has {', '.join(known)}")
-    for axis in axes:
-        if not any(axis in case.params for case in evidence.cases):
-            raise UsageError(f"--set: session {evidence.session.id} has no axis {axis!r}")
     allowed = {axis: {str(value) for value in values} for axis, values in axes.items()}
+    for axis, asked in allowed.items():
+        found = dict.fromkeys(str(case.params[axis]) for case in evidence.cases if axis in case.params)
+        if not found:
+            raise UsageError(f"--set: session {evidence.session.id} has no axis {axis!r}")
+        if unknown := sorted(asked - found.keys()):
+            had = f"it has {', '.join(found)}"
+            raise UsageError(f"--set: session {evidence.session.id} has no case with {axis}={','.join(unknown)}; {had}")
     cases = [case for case in evidence.cases if all(str(case.params.get(axis)) in allowed[axis] for axis in allowed)]
     if not cases:
-        asked = " ".join(f"{axis}={','.join(sorted(values))}" for axis, values in allowed.items())
-        raise UsageError(f"--set: session {evidence.session.id} has no case with {asked}")
+        wanted = " ".join(f"{axis}={','.join(sorted(values))}" for axis, values in allowed.items())
+        raise UsageError(f"--set: session {evidence.session.id} has no case with {wanted}")
     sides = [side for side in evidence.sides if not implementations or side.implementation in implementations]
     return replace(evidence, sides=sides, cases=cases)
 

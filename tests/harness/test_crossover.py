@@ -78,6 +78,30 @@ def test_times_are_measured_once_and_drawn_again_from_the_store(frostline, naps,
     assert stored.stdout == done.stdout, "a session by its id needs no suite"
 
 
+def test_a_stored_session_is_drawn_as_asked_or_refused(frostline, naps, tmp_path):
+    db, out = tmp_path / "naps.db", tmp_path / "out"
+    assert (
+        frostline("run", naps, "--preset", "crossover", "--set", "lm_head=frozen", "--device", "cpu", "--db", db).returncode
+        == 0
+    )
+    with Store.open(db, create=False) as store:
+        (session,) = store.sessions()
+    chart = ["chart", "crossover", "--session", session.id, "--metric", "step_time", "--db", db, "--out", out]
+    for arguments, said in (
+        (["nonsense"], "SUITE: no suite 'nonsense'"),
+        (["grpo"], f"--session: {session.id} is of naps, expected one of grpo"),
+        (["--preset", "unknown"], "--preset: with --session what is stored is drawn"),
+        (["--fill"], "--fill: with --session what is stored is drawn"),
+        (["--set", "lm_head=frozen,thawed"], f"--set: session {session.id} has no case with lm_head=thawed; it has frozen"),
+        (["--set", "vocab=5"], f"--set: session {session.id} has no axis 'vocab'"),
+    ):
+        done = frostline(*chart, *arguments)
+        assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, (arguments, done.stderr)
+    assert not out.exists()
+    done = frostline(*chart, naps, "--no-fill", "--set", "lm_head=frozen")
+    assert done.returncode == 0 and (out / "crossover-time.png").is_file(), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
