@@ -7,6 +7,7 @@ drawn lines cross. Memory is drawn as measured and as predicted, time only as me
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def crossover_pictures(
     folder: Path,
     against: str | None = None,
     *,
-    metrics: Sequence[str] = METRICS,
+    metrics: Sequence[str] | None = None,
     samples: Samples | None = None,
 ) -> list[Picture]:
     """Draw measured and predicted sessions: one picture for each metric where both are of the same sizes, else one of each.
@@ -79,7 +80,8 @@ def crossover_pictures(
         folder: where the pictures go: `crossover.png` (or `crossover-predicted.png` and `crossover-measured.png`) for memory,
             `crossover-time.png` for times. Where several of a kind differ in their sizes, the session's id is added.
         against: the side that the others are compared with; None: `torch` where it is one of them, else the session's baseline.
-        metrics: `peak_allocated`, `step_time` or both. Times are not predicted: only measured sessions have them.
+        metrics: `peak_allocated`, `step_time` or both, each of which the sessions must have; times are not predicted, so for
+            them only the measured ones. None: those that the sessions have.
         samples: gives the samples of a process by its id (`Store.samples`), for the spread of a time that one process measured.
 
     Raises:
@@ -87,20 +89,55 @@ def crossover_pictures(
         KeyError: a metric that is none of these.
     """
     _refuse_doubles(sessions)
-    folder.mkdir(parents=True, exist_ok=True)
+    shown = {metric: _with_figures(sessions, metric, required=metrics is not None) for metric in metrics or METRICS}
+    if not any(shown.values()):
+        if metrics is not None:
+            raise UsageError("--metric: times are measured, not predicted, and none of these sessions measured any")
+        ids = ", ".join(evidence.session.id for evidence, _ in sessions)
+        raise UsageError(f"chart: neither {' nor '.join(METRICS)} in session {ids}; measure one with frostline run")
+    picture_folder(folder)
     pictures = []
-    for metric in metrics:
+    for metric, drawn in shown.items():
         groups: dict[str, list[tuple[Evidence, Role]]] = {}
-        for evidence, role in sessions:
-            if role is Role.MEASURE or metric != STEP_TIME.name:
-                groups.setdefault(_sizes(evidence), []).append((evidence, role))
+        for evidence, role in drawn:
+            groups.setdefault(_sizes(evidence), []).append((evidence, role))
         names = _names([*groups.values()])
         pictures += [
             _picture(metric, some, folder, name, against, samples) for name, some in zip(names, groups.values(), strict=True)
         ]
-    if not pictures:
-        raise UsageError("--metric: times are measured, not predicted, and none of these sessions measured any")
     return pictures
+
+
+def picture_folder(folder: Path) -> Path:
+    """Make the folder of `--out` where it is not there yet.
+
+    Raises:
+        UsageError: it is a file, cannot be made or cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out: expected a folder, or where one can be made, got {folder} ({error.strerror})") from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--out: expected a folder that can be written to, got {folder}")
+    return folder
+
+
+def _with_figures(sessions: Sequence[tuple[Evidence, Role]], metric: str, *, required: bool) -> list[tuple[Evidence, Role]]:
+    """The sessions that have a metric. Where it is required, all must have it but predicted ones that lack times."""
+    kept = []
+    for evidence, role in sessions:
+        if _has(evidence, role, metric):
+            kept.append((evidence, role))
+        elif required and (role is Role.MEASURE or metric != STEP_TIME.name):
+            others = ",".join(one for one in METRICS if _has(evidence, role, one))
+            hint = f"; it has --metric {others}" if others else ""
+            raise UsageError(f"--metric: session {evidence.session.id} has no {_KINDS[role]} {metric}{hint}")
+    return kept
+
+
+def _has(evidence: Evidence, role: Role, metric: str) -> bool:
+    return any(evidence.values(case.id, side.position, metric, role) for case in evidence.cases for side in evidence.sides)
 
 
 def _refuse_doubles(sessions: Sequence[tuple[Evidence, Role]]) -> None:
@@ -160,7 +197,7 @@ def _picture(
 
 
 def _said(panel: Panel) -> list[str]:
-    return [*(comparison.sentence for comparison in panel.comparisons), *panel.absent]
+    return [*(comparison.sentence for comparison in panel.comparisons), *panel.remarks, *panel.absent]
 
 
 def _sizes(evidence: Evidence) -> str:

@@ -1,7 +1,8 @@
 """The floor chart: time over the least that a step can cost against memory above the inputs, a point for each side.
 
 Both axes are logarithmic, both panels have the same ones. The floors are lines, since they need no memory of their own; a side
-without any stands on the lower edge. What is to the left and below is better. Where the baseline is no floor, its name stands for "the floor".
+without any stands on the lower edge. What is to the left and below is better. A baseline that is no floor is called by
+its name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import NullLocator
 
 from frostline.dashboards import theme
-from frostline.dashboards.charts import Picture
+from frostline.dashboards.charts import Picture, picture_folder
 from frostline.dashboards.frame import Frame, Scale, box_of
 from frostline.dashboards.placement import Box, Point, Segment, beside
 from frostline.results.evidence import Evidence
@@ -38,11 +39,10 @@ def floor_picture(evidence: Evidence, folder: Path) -> Picture:
     """Draw a session as `floor.png` in a folder, a panel for the frozen and one for the trained head.
 
     Raises:
-        UsageError: a session in which no side was measured beside its baseline.
+        UsageError: a session in which no side was measured beside its baseline, or a folder that cannot be made.
     """
     panels = load_floor_panels(evidence)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "floor.png"
+    path = picture_folder(folder) / "floor.png"
     common = [
         f"{axis} {value}"
         for axis, value in panels[0].case.params.items()

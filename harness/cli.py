@@ -254,7 +254,7 @@ def chart_crossover(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path(),
     metric: Annotated[
-        str | None, typer.Option("--metric", help="peak_allocated, step_time, or both with a comma. Default: both.")
+        str | None, typer.Option("--metric", help="peak_allocated, step_time, or both with a comma. Default: what there is.")
     ] = None,
     preset: Annotated[
         str | None,
@@ -280,7 +280,7 @@ def chart_crossover(
     Draws peak memory as the cost model has it at full size and as measured on this machine (one chart where both are of the
     same sizes), and the step time as measured, with the lm_head frozen and trainable; and says where the lines cross.
     """
-    from frostline.dashboards.charts import chosen_metrics, crossover_pictures
+    from frostline.dashboards.charts import chosen_metrics, crossover_pictures, picture_folder
     from frostline.harness.crossover import plans_to_draw, sessions_to_draw, stored_sessions
     from frostline.results.store import Store
 
@@ -291,12 +291,15 @@ def chart_crossover(
     request = _request(suite or ("" if session else "grpo"), preset, settings, implementations)
     wanted = [] if session else plans_to_draw(request, metrics, against)
     filled = fill is not False
+    if filled and not session:
+        picture_folder(out)  # before anything is measured for it
     with Store.open(db, create=filled and not session) as store:
         if session:
             shown = stored_sessions(session, request, store)
         else:
             shown = sessions_to_draw(wanted, against, store, _progress(), _command_line(), fill=filled)
-        for picture in crossover_pictures(shown, out, against, metrics=metrics, samples=store.samples):
+        named = metrics if metric else None
+        for picture in crossover_pictures(shown, out, against, metrics=named, samples=store.samples):
             print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -438,6 +439,48 @@ def test_sessions_of_one_kind_at_the_same_sizes_are_refused(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="--session: first and second are both measured at the same sizes"):
         crossover_pictures(shown, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def without_memory() -> Evidence:
+    """The measured session of a suite whose steps allocate nothing that is counted."""
+    whole = session(Role.MEASURE)
+    timed_only = [
+        replace(record, measurements={name: value for name, value in record.measurements.items() if name == "step_time"})
+        for record in whole.processes
+    ]
+    return replace(whole, processes=timed_only)
+
+
+def test_what_a_session_has_is_drawn_where_no_metric_is_named(tmp_path: Path) -> None:
+    shown = [(without_memory(), Role.MEASURE)]
+    assert [one.path.name for one in crossover_pictures(shown, tmp_path)] == ["crossover-time.png"]
+    with pytest.raises(UsageError, match="session id has no measured peak_allocated; it has --metric step_time"):
+        crossover_pictures(shown, tmp_path, metrics=["peak_allocated"])
+    nothing = replace(shown[0][0], processes=[])
+    with pytest.raises(UsageError, match="neither peak_allocated nor step_time in session id"):
+        crossover_pictures([(nothing, Role.MEASURE)], tmp_path)
+
+
+def test_a_point_that_was_skipped_is_told_in_print_as_in_the_picture(tmp_path: Path) -> None:
+    whole = session(Role.MEASURE)
+    skipped = [
+        replace(record, status=Status.SKIPPED, measurements={})
+        if (record.position, record.case_id) == (0, whole.cases[0].id)
+        else record
+        for record in whole.processes
+    ]
+    (picture,) = crossover_pictures([(replace(whole, processes=skipped), Role.MEASURE)], tmp_path, metrics=["step_time"])
+    assert picture.sentences[:2] == [
+        "lm_head frozen (measured): pruned is faster than torch at every seq_len measured",
+        "lm_head frozen (measured): pruned at seq_len 512: skipped, not drawn",
+    ]
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_folder_that_is_a_file_is_refused_by_name(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--out: expected a folder, .*(File exists|Not a directory)"):
+        crossover_pictures([(session(Role.MEASURE), Role.MEASURE)], tmp_path / "file" / below)
 
 
 def test_metrics_are_chosen_by_name() -> None:

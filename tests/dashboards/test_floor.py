@@ -201,3 +201,9 @@ def test_the_picture_is_written_and_told_in_sentences(tmp_path: Path) -> None:
     assert imread(picture.path).shape[1] == 1200
     assert "lm_head frozen: known takes 26.94 ms, 1.080 x the floor, and 263.2 MiB above the inputs" in picture.sentences
     assert "lm_head trainable: floor takes 37.56 ms" in picture.sentences
+
+
+def test_a_folder_that_is_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--out: expected a folder, .*File exists"):
+        floor_picture(H200, tmp_path / "file")

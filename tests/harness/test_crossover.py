@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from frostline.harness.cli import app
 from frostline.harness.commands import predict
 from frostline.harness.crossover import Wanted, sessions_to_draw
 from frostline.harness.describe import Request, plan_run
 from frostline.harness.progress import Progress
-from frostline.results.record import Role
+from frostline.results.record import Role, UsageError
 from frostline.results.store import Store
 
 SUITE = """
@@ -74,8 +75,8 @@ def test_times_are_measured_once_and_drawn_again_from_the_store(frostline, naps,
     with Store.open(db, create=False) as store:
         (session,) = store.sessions()
         assert not store.processes(session.id, role=Role.PREDICT), "times need no prediction"
-    stored = frostline("chart", "crossover", "--session", session.id, "--metric", "step_time", "--db", db, "--out", tmp_path)
-    assert stored.stdout == done.stdout, "a session by its id needs no suite"
+    stored = frostline("chart", "crossover", "--session", session.id, "--db", db, "--out", tmp_path)
+    assert stored.stdout == done.stdout, "a session by its id needs no suite, and what it has no figures of is not drawn"
 
 
 def test_a_stored_session_is_drawn_as_asked_or_refused(frostline, naps, tmp_path):
@@ -95,9 +96,13 @@ def test_a_stored_session_is_drawn_as_asked_or_refused(frostline, naps, tmp_path
         (["--set", "lm_head=frozen,thawed"], f"--set: session {session.id} has no case with lm_head=thawed; it has frozen"),
         (["--set", "vocab=5"], f"--set: session {session.id} has no axis 'vocab'"),
     ):
-        done = frostline(*chart, *arguments)
-        assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, (arguments, done.stderr)
+        with pytest.raises(UsageError) as refused:
+            app([*map(str, chart), *arguments], standalone_mode=False)
+        assert said in str(refused.value) and "\n" not in str(refused.value)
     assert not out.exists()
+    with pytest.raises(UsageError, match="--out: expected a folder"):
+        app(["chart", "crossover", naps, "--out", naps, "--db", str(tmp_path / "none.db")], standalone_mode=False)
+    assert not (tmp_path / "none.db").exists(), "it is refused before anything is measured"
     done = frostline(*chart, naps, "--no-fill", "--set", "lm_head=frozen")
     assert done.returncode == 0 and (out / "crossover-time.png").is_file(), done.stderr
 
