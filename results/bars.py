@@ -2,8 +2,8 @@
 
 A time that is compared with another side's of the same case comes from the rounds that both were in: the geometric mean of
 side / other, with its 99 % interval. Every other comparison is of two medians, which a drift of the machine between two cases
-moves. A bar holds when the figure itself does; where the interval reaches past the bar, that is said beside it. A bar decides
-nothing: what blocks a change is for `gate.py`.
+moves. A bar holds, or is missed, when the whole interval says so; where the interval reaches past the bar, or a time rests on one
+process, that is `not shown`. A bar decides nothing: what blocks a change is for `gate.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Reached(StrEnum):
 
     HOLDS = "holds"
     MISSED = "missed"
+    NOT_SHOWN = "not shown"
     NOT_MEASURED = "not measured"
 
 
@@ -56,6 +57,7 @@ class _Figure:
     low: float = math.nan
     high: float = math.nan
     how: str = ""
+    alone: bool = False  # a time of one process, which may have had its luck
 
 
 def stored_bars(evidence: Evidence) -> tuple[list[Bar], list[str]]:
@@ -88,9 +90,11 @@ def _judge(evidence: Evidence, bar: Bar) -> Iterator[JudgedBar]:
         except _Missing as missing:
             yield JudgedBar(bar, case, Reached.NOT_MEASURED, why=str(missing))
             continue
+        past = holds(bar, found.low) != holds(bar, found.high) and not math.isnan(found.low)
         reached = Reached.HOLDS if holds(bar, found.value) else Reached.MISSED
-        unsure = holds(bar, found.low) != holds(bar, found.high) and not math.isnan(found.low)
-        remarks = [found.how, "the interval reaches past the bar" if unsure else ""]
+        if past or found.alone:
+            reached = Reached.NOT_SHOWN
+        remarks = [found.how, "the interval reaches past the bar" if past else "", "one process" if found.alone else ""]
         yield JudgedBar(bar, case, reached, found.value, found.low, found.high, "; ".join(filter(None, remarks)))
 
 
@@ -114,13 +118,16 @@ def _figure(evidence: Evidence, bar: Bar, case: Case) -> _Figure:
     own = _value(evidence, case, side, bar.figure)
     if not is_ratio(bar):
         return _Figure(own)
-    other = _side(evidence, bar.against or bar.side)
+    other, there = _side(evidence, bar.against or bar.side), _case_across(evidence, case, bar.across)
+    theirs = _value(evidence, there, other, bar.figure)
+    timed = bar.figure in evidence.metrics and evidence.metrics[bar.figure].kind is Kind.TIMING
+    places = (case.id, side.position), (there.id, other.position)
+    alone = timed and any(len(evidence.values(*place, bar.figure)) == 1 for place in places)
     if bar.across:
-        theirs = _value(evidence, _case_across(evidence, case, bar.across), other, bar.figure)
-        return _Figure(_over(own, theirs), how="ratio of the medians of two cases")
-    theirs = _value(evidence, case, other, bar.figure)
-    if bar.figure in evidence.metrics and evidence.metrics[bar.figure].kind is Kind.TIMING:
-        return _by_rounds(evidence, case, bar.figure, side, other) or _Figure(_over(own, theirs), how="ratio of the medians")
+        return _Figure(_over(own, theirs), how="ratio of the medians of two cases", alone=alone)
+    if timed:
+        by_medians = _Figure(_over(own, theirs), how="ratio of the medians", alone=alone)
+        return _by_rounds(evidence, case, bar.figure, side, other) or by_medians
     return _Figure(_over(own, theirs))
 
 
@@ -166,6 +173,8 @@ def _value(evidence: Evidence, case: Case, side: SideRecord, figure: str) -> flo
 
 
 def _case_across(evidence: Evidence, case: Case, across: Params) -> Case:
+    if not across:
+        return case
     wanted = {**case.params, **across}
     found = next((one for one in evidence.cases if dict(one.params) == wanted), None)
     if found is None:
@@ -223,6 +232,8 @@ def _shown(evidence: Evidence, bar: Bar, value: float) -> str:
 
 def tally(judged: Sequence[JudgedBar]) -> str:
     """How many bars stand where: `12 hold, 1 missed, 2 not measured`."""
-    words = {Reached.HOLDS: "hold", Reached.MISSED: "missed", Reached.NOT_MEASURED: "not measured"}
     counts = {reached: sum(one.reached is reached for one in judged) for reached in Reached}
-    return ", ".join(f"{count} {words[reached]}" for reached, count in counts.items() if count) or "none"
+    return (
+        ", ".join(f"{count} {'hold' if reached is Reached.HOLDS else reached}" for reached, count in counts.items() if count)
+        or "none"
+    )

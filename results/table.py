@@ -22,6 +22,7 @@ STYLES = {
     "broken": "bold red",
     "missed": "bold red",
     "holds": "green",
+    "not shown": "yellow",
     "wrong": "bold red",
     "OOM": "bold red",
     "slower": "red",
