@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from frostline.harness.gpus import Gpu
+from frostline.harness.gpus import NO_MIG, Gpu
 from frostline.harness.software import Database, Interpreter, Software
 from frostline.harness.surroundings import Host, Interval
 from frostline.results.flags import THROTTLE_BITS
@@ -22,6 +22,7 @@ BUSY_SHARE = 0.2  # of a core: from here on another process is named
 STOLEN_SHARE = 0.01  # of the host's time: a tenth of a second in ten
 LEAST_MEMORY = 2 * 2**30  # bytes: two live processes with torch take about one GiB before a step has any tensor
 GPU_USED_MIB = 1024  # more than a driver keeps for itself: somebody else's tensors
+EXCLUSIVE = ("Exclusive_Process", "Exclusive_Thread", "Prohibited")  # modes in which two sides cannot share a GPU
 SHOWN = 3  # of a list
 
 
@@ -128,7 +129,7 @@ def siblings(host: Host) -> Finding:
         "two threads on one physical core slow each other by how much depends on both",
         "use one of each pair: taskset, and --threads with half as many",
     )
-    if host.host_cores is None:
+    if host.host_cores is None or host.siblings is None:
         return check.unknown()
     if not host.siblings:
         return check.ok("every usable core is a physical one, as far as the system tells")
@@ -290,9 +291,9 @@ def _gpu_mode(gpu: Gpu) -> Finding:
     check = Check(
         f"GPU {gpu.index} mode", "both sides' processes must be able to use it at the same time", "nvidia-smi -c DEFAULT"
     )
-    if gpu.compute_mode is None:
-        return check.unknown()
-    return check.ok("shared") if gpu.compute_mode == "Default" else check.fail(gpu.compute_mode)
+    if gpu.compute_mode in EXCLUSIVE:
+        return check.fail(gpu.compute_mode)
+    return check.ok("shared") if gpu.compute_mode == "Default" else check.unknown()
 
 
 def _gpu_mig(gpu: Gpu) -> Finding:
@@ -300,6 +301,8 @@ def _gpu_mig(gpu: Gpu) -> Finding:
         f"GPU {gpu.index} MIG", "a slice shares power and clock with its neighbours' slices", "measure on a whole GPU"
     )
     if gpu.mig is None:
+        return check.unknown()
+    if gpu.mig == NO_MIG:
         return check.ok("this GPU has none")
     return check.warn("on") if gpu.mig == "Enabled" else check.ok("off")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from frostline.harness import disturbances as checks
 from frostline.harness.disturbances import Finding, Level
-from frostline.harness.gpus import Gpu, read_gpus
+from frostline.harness.gpus import NO_MIG, Gpu, read_gpus
 from frostline.harness.software import BUILD_TOOLS, LIBRARIES, PEERS, Database, Software, read_database, read_software
 from frostline.harness.surroundings import ROOT, Host, Interval, between, read_host, read_moment
 from frostline.results.table import Cell, Column, Table
@@ -138,7 +138,7 @@ def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
     yield "memory", f"{_known(total)} MiB, {free}; ECC {gpu.ecc or NOT_KNOWN}"
     yield "clock", f"{_known(gpu.clock_mhz)} MHz now, {_known(gpu.clock_max_mhz)} at most; {_known(gpu.temperature_c)} °C"
     yield "power", f"{_known(gpu.power_w)} W of {_known(gpu.power_limit_w)}; default limit {_known(gpu.power_default_w)}"
-    modes = {"persistence": gpu.persistence, "MIG": gpu.mig, "compute mode": gpu.compute_mode}
+    modes = {"persistence": gpu.persistence, "MIG": "none" if gpu.mig == NO_MIG else gpu.mig, "compute mode": gpu.compute_mode}
     yield "modes", ", ".join(f"{name} {mode or NOT_KNOWN}" for name, mode in modes.items())
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from frostline.harness.meters.telemetry import query_gpu, query_gpu_processes
+from frostline.harness.surroundings import decimal, whole
+
+NO_MIG = "[N/A]"  # what nvidia-smi says of MIG on a GPU that cannot be sliced
 
 FIELDS = {
     "name": "name",
@@ -62,7 +66,7 @@ class Gpu:
 def read_gpus() -> list[Gpu]:
     """Every GPU that `nvidia-smi` lists; none where there is no such tool."""
     count = query_gpu(["count"])
-    return [_read(index) for index in range(int(count[0]))] if count and count[0].isdigit() else []
+    return [_read(index) for index in range((whole(count[0]) if count else None) or 0)]
 
 
 def _read(index: int) -> Gpu:
@@ -70,16 +74,18 @@ def _read(index: int) -> Gpu:
     values = query_gpu(list(FIELDS.values()), device)
     if not values:  # one field that this driver does not know refuses them all
         values = [(query_gpu([name], device) or [""])[0] for name in FIELDS.values()]
-    told = {field: value for field, value in zip(FIELDS, values, strict=True) if value and "N/A" not in value}
+    told = {field: value for field, value in zip(FIELDS, values, strict=True) if _is_told(field, value)}
     read: dict[str, Any] = {field: _value(field, text) for field, text in told.items()}
     return Gpu(index, processes=[GpuProcess(*row) for row in query_gpu_processes(device)], **read)
 
 
+def _is_told(field: str, text: str) -> bool:
+    """Whether it is an answer: not `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `ERR!`. Of MIG, `[N/A]` says: none."""
+    return (field, text) == ("mig", NO_MIG) or bool(text and not text.startswith("[") and text not in ("N/A", "ERR!"))
+
+
 def _value(field: str, text: str) -> float | int | str | None:
     """A field's text as what `Gpu` holds; None for a number that is none."""
-    try:
-        if field == "throttle_reasons":
-            return int(text, 0)
-        return float(text) if field.endswith(("_mib", "_mhz", "_c", "_w")) else text
-    except ValueError:
-        return None
+    if field == "throttle_reasons":
+        return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", text) else whole(text)
+    return decimal(text) if field.endswith(("_mib", "_mhz", "_c", "_w")) else text

@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 CONTAINER_WORDS = ("docker", "podman", "kubepods", "containerd", "lxc")
+MOST_CORES = 2**16  # of a list: more is no list of cores
 UNLIMITED = 2**60  # a memory limit from here on is version 1's way to say that there is none
 
 
@@ -40,7 +41,7 @@ class Host:
     load: float | None = None
     governors: Sequence[str] = ()
     turbo: bool | None = None
-    siblings: Sequence[tuple[int, ...]] = ()
+    siblings: Sequence[tuple[int, ...]] | None = ()
     memory: int | None = None
     memory_available: int | None = None
     swap_used: int | None = None
@@ -101,9 +102,9 @@ def host_with(root: Path, usable: Sequence[int]) -> Host:
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         container=_container(root),
         cpu=_found(r"^model name\s*:\s*(.*)$", info),
-        host_cores=len(_cores(_text(cpus / "online") or "")) or None,
+        host_cores=len(_cores(_text(cpus / "online")) or ()) or None,
         usable=usable,
-        load=float(load.split()[0]) if load else None,
+        load=decimal(load.split()[0]) if load else None,
         governors=[text for core in usable if (text := _text(cpus / f"cpu{core}/cpufreq/scaling_governor"))],
         turbo=_turbo(cpus),
         siblings=_siblings(cpus, usable),
@@ -120,16 +121,18 @@ def host_with(root: Path, usable: Sequence[int]) -> Host:
 def read_moment(root: Path, at: float) -> Moment:
     """The counters now; `at` is the time in seconds, by a clock of the caller's."""
     stat = re.search(r"^cpu\s+(.*)$", _text(root / "proc/stat") or "", re.MULTILINE)
-    ticks = [int(number) for number in stat[1].split()] if stat else []
+    ticks = [whole(number) for number in stat[1].split()[:8]] if stat else []  # guests' time is counted in user's already
+    known = [count for count in ticks if count is not None]
+    told = len(known) == 8
     hot = [_number(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")]
     pages = _table(root / "proc/vmstat")
     return Moment(
         at=at,
         processes=dict(_processes(root / "proc")),
-        cpu_ticks=sum(ticks[:8]) if len(ticks) >= 8 else None,  # guests' time is counted in user's already
-        stolen_ticks=ticks[7] if len(ticks) >= 8 else None,
+        cpu_ticks=sum(known) if told else None,
+        stolen_ticks=known[7] if told else None,
         throttled=_throttled(root),
-        hot=sum(count or 0 for count in hot) if hot else None,
+        hot=sum(count or 0 for count in hot) if any(count is not None for count in hot) else None,
         swapped=pages["pswpin"] + pages["pswpout"] if {"pswpin", "pswpout"} <= pages.keys() else None,
     )
 
@@ -154,7 +157,8 @@ def between(first: Moment, second: Moment, ticks_per_second: int, own_pid: int) 
 
 
 def _change(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else after - before
+    """By how much a counter moved; one that went back tells nothing."""
+    return None if before is None or after is None or after < before else after - before
 
 
 def _processes(proc: Path) -> Iterator[tuple[int, tuple[str, int]]]:
@@ -163,19 +167,20 @@ def _processes(proc: Path) -> Iterator[tuple[int, tuple[str, int]]]:
         # pid (name) state ...: the name may hold blanks and brackets, so what follows its last bracket is counted from.
         head, _, rest = (_text(path) or "").rpartition(")")
         fields = rest.split()
-        if len(fields) > 12:
-            yield int(path.parent.name), (head.partition("(")[2], int(fields[11]) + int(fields[12]))
+        pid, *used = (whole(text) for text in (path.parent.name, *fields[11:13]))
+        if pid is not None and len(used) == 2 and used[0] is not None and used[1] is not None:
+            yield pid, (head.partition("(")[2], used[0] + used[1])
 
 
 def _limits(root: Path) -> Limits:
     """The tightest limits of our control group and those above it, version 2 or 1."""
     cores, memory = [], []
     for group in _groups(root, "cpu"):
-        quota, _, period = (_text(group / "cpu.max") or "").partition(" ")
-        quota = quota or _text(group / "cpu.cfs_quota_us") or ""
-        period = period or _text(group / "cpu.cfs_period_us") or ""
-        if quota.isdigit() and period.isdigit():
-            cores.append(int(quota) / int(period))
+        given, _, every = (_text(group / "cpu.max") or "").partition(" ")
+        quota = whole(given or _text(group / "cpu.cfs_quota_us"))
+        period = whole(every or _text(group / "cpu.cfs_period_us"))
+        if quota and period:
+            cores.append(quota / period)
     for group in _groups(root, "memory"):
         limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
         if limit is not None and limit < UNLIMITED:
@@ -227,19 +232,26 @@ def _container(root: Path) -> str | None:
     return next((word for word in CONTAINER_WORDS if word in groups), None)
 
 
-def _siblings(cpus: Path, usable: Sequence[int]) -> list[tuple[int, ...]]:
-    """The groups of two or more usable logical cores that share one physical core."""
-    groups = {tuple(_cores(_text(cpus / f"cpu{core}/topology/thread_siblings_list") or "")) for core in usable}
-    shared = (tuple(core for core in group if core in usable) for group in sorted(groups))
+def _siblings(cpus: Path, usable: Sequence[int]) -> list[tuple[int, ...]] | None:
+    """The groups of two or more usable logical cores that share one physical core; None where a list cannot be read."""
+    lists = [_text(cpus / f"cpu{core}/topology/thread_siblings_list") for core in usable]
+    groups = {None if (cores := _cores(listed)) is None else tuple(cores) for listed in lists if listed}
+    known = [group for group in groups if group is not None]
+    if len(known) < len(groups):
+        return None
+    shared = (tuple(core for core in group if core in usable) for group in sorted(known))
     return [group for group in shared if len(group) > 1]
 
 
-def _cores(listed: str) -> list[int]:
-    """The numbers of a list like `0-3,8`."""
+def _cores(listed: str | None) -> list[int] | None:
+    """The numbers of a list like `0-3,8`; None for anything else."""
     found: list[int] = []
-    for part in filter(None, listed.split(",")):
-        low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
+    for part in (listed or "").split(","):
+        first, dash, last = part.partition("-")
+        low, high = whole(first), whole(last if dash else first)
+        if low is None or high is None or not low <= high < low + MOST_CORES:
+            return None
+        found += range(low, high + 1)
     return found
 
 
@@ -261,7 +273,7 @@ def _on_battery(supplies: Path) -> bool | None:
 def _table(path: Path) -> dict[str, int]:
     """A file of `name value` or `name: value kB` lines."""
     rows = (line.replace(":", " ").split() for line in (_text(path) or "").splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
+    return {row[0]: value for row in rows if len(row) >= 2 and (value := whole(row[1])) is not None}
 
 
 def _bytes(table: Mapping[str, int], name: str) -> int | None:
@@ -274,8 +286,17 @@ def _found(pattern: str, text: str) -> str | None:
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text and text.isdigit() else None
+    return whole(_text(path))
+
+
+def decimal(text: str | None) -> float | None:
+    """A number as the kernel and tools print them, `12` or `0.50`; None for all else: words, NaN, a comma, no text at all."""
+    return float(text) if text and re.fullmatch(r"[0-9]{1,20}(\.[0-9]{1,20})?", text) else None
+
+
+def whole(text: str | None) -> int | None:
+    """A whole number that `decimal` reads; None for all else."""
+    return None if text is None or decimal(text) is None or "." in text else int(text)
 
 
 def _text(path: Path) -> str | None:

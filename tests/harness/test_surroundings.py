@@ -124,3 +124,36 @@ def test_a_process_that_began_in_between_counts_from_its_beginning(tree):
     before = read_moment(tree({"proc/stat": STAT.format(stolen=0)}), 0.0)
     after = read_moment(tree({"proc/12/stat": PROCESS.format(pid=12, name="new", user=40, system=10)}), 1.0)
     assert between(before, after, 100, own_pid=1).busy == [Busy(12, "new", pytest.approx(0.5))]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "field"),
+    [
+        ("proc/loadavg", "- - -", "load"),
+        ("proc/loadavg", "0,50 0,40", "load"),
+        ("proc/loadavg", "nan 0 0", "load"),
+        ("proc/loadavg", "\n", "load"),
+        ("sys/devices/system/cpu/online", "none", "host_cores"),
+        ("sys/devices/system/cpu/online", "0-99999999999", "host_cores"),
+        ("sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "ff", "siblings"),
+        ("proc/meminfo", "MemTotal: \u00b2 kB\nMemAvailable: x kB", "memory"),
+        ("proc/meminfo", "SwapTotal: 1e3 kB\nSwapFree: -1 kB", "swap_used"),
+        ("sys/devices/system/cpu/intel_pstate/no_turbo", "\u00b2", "turbo"),
+    ],
+)
+def test_what_cannot_be_read_is_not_known(tree, file, text, field):
+    assert getattr(host_with(tree({**TREE, file: text}), (0, 1, 4)), field) is None
+
+
+@pytest.mark.parametrize("text", ["100000 0", "100000 x", "max", "\u00b2 100000", "-1 100000"])
+def test_a_quota_that_cannot_be_read_is_none(tree, text):
+    assert host_with(tree({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": text}), (0,)).limits == Limits()
+
+
+def test_words_among_counters_are_not_known(tree):
+    words = PROCESS.format(pid=7, name="x", user="many", system=1)
+    root = tree(
+        {"proc/stat": "cpu  a b c d e f g h\n", "proc/7/stat": words, "proc/8x/stat": words, "proc/vmstat": "pswpin \u00b2"}
+    )
+    assert read_moment(root, 1.0) == Moment(1.0)
+    assert between(Moment(0.0, stolen_ticks=5, hot=3), Moment(1.0, stolen_ticks=4, hot=2), 100, 1).hot is None, "went back"
