@@ -17,7 +17,7 @@ from frostline.harness.checkout import (
     state_of,
     worktree_source,
 )
-from frostline.harness.describe import Request, plan_compare
+from frostline.harness.describe import LOOKS, Request, plan_compare
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
@@ -27,6 +27,7 @@ from frostline.results.noise import DETAIL as SELF_COMPARISON
 from frostline.results.policy import MERGE_BASE, Policy
 from frostline.results.record import NothingMeasured, Role, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
+from frostline.results.verdict import LEAST_ROUNDS
 
 NOISE_SUITE = "noise"  # bundled: what `frostline doctor --noise` compares with itself
 TARGET = "cuda"  # what is predicted where nothing else is said: a laptop asks what a GPU would need
@@ -83,8 +84,13 @@ def self_comparison(device: str | None, threads: int | None, rounds: int | None)
     """A plan that compares the installed code with itself.
 
     Raises:
-        UsageError: a device, threads or rounds that cannot be.
+        UsageError: a device, threads or rounds that cannot be, or too few rounds to tell anything.
     """
+    least = -(-LEAST_ROUNDS // LOOKS)
+    if rounds is not None and 1 <= rounds < least:
+        raise UsageError(
+            f"--rounds: got {rounds}, wanted {least} or more: an A/A of {LOOKS} looks needs {LEAST_ROUNDS} rounds in all"
+        )
     where = device or ("cuda" if query_gpu(["name"]) else "cpu")  # the suite has no torch to ask before a step is built
     preset = "small" if where == "cpu" else "paper"
     request = Request(NOISE_SUITE, preset, rounds=rounds, device=where, threads=threads)

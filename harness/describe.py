@@ -20,6 +20,7 @@ from frostline.harness.side import Side, Source
 from frostline.results.record import Bar, Case, UsageError
 
 DESCRIBE_TIMEOUT_S = 300.0
+LOOKS = 2  # of a comparison: a second one where the first could not tell
 LOOK_ROUNDS = 8  # of a comparison's look, at least: what the verdicts' error rates in docs/method.md were simulated for
 
 
@@ -113,7 +114,7 @@ def plan_run(request: Request) -> Plan:
     return replace(_plan(request, replace(suite, rounds=rounds), sides, looks=1), fewer_rounds=fewer, bars=suite.bars)
 
 
-def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Sequence[Source]], looks: int = 2) -> Plan:
+def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Sequence[Source]], looks: int = LOOKS) -> Plan:
     """A plan that varies the source, the first being the baseline, with the implementation fixed to the suite's `compared`.
 
     `make_sources` turns the suite's target packages into the sources. A suite whose file needs a package that only a side

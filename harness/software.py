@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frostline.harness.outputs import why_not_writable_folder
 from frostline.results.schema import APPLICATION_ID, MIGRATION_SET, known_migrations
 
 NEEDED = ("frostline", "torch", "triton", "numpy", "pandas", "scipy")
@@ -109,8 +110,8 @@ def read_database(path: Path) -> Database:
     """The state of a database file, without making, migrating or locking it."""
     if not path.exists():
         folder = next((parent for parent in path.absolute().parents if parent.exists()), Path())
-        problem = "" if os.access(folder, os.W_OK) else f"{folder} cannot be written"
-        return Database(path, problem=problem)
+        problem = why_not_writable_folder(folder) if folder.is_dir() else f"{folder} is no folder"
+        return Database(path, problem=f"it cannot be made: {problem}" if problem else "")
     try:
         size = path.stat().st_size
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)

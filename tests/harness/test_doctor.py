@@ -7,14 +7,16 @@ import json
 import os
 import sqlite3
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from frostline.harness import commands
-from frostline.harness.disturbances import Level
+from frostline.harness import cli, commands, gpus
+from frostline.harness.disturbances import Level, gpu_checks
 from frostline.harness.doctor import checkup_json, checkup_table, examine
-from frostline.harness.gpus import GpuProcess, read_gpus
+from frostline.harness.gpus import Gpu, GpuProcess, read_gpus
 from frostline.harness.progress import Progress
 from frostline.harness.software import read_database, read_software, telling_variables
 from frostline.results.flags import SAME_CODE
@@ -79,6 +81,7 @@ def test_doctor_exits_1_where_something_fails(frostline, tmp_path):
         (["--noise", "--json", "x.json"], "--json"),
         (["--noise", "--device", "gpu"], "--device: expected cpu, cuda or cuda:N, got 'gpu'"),
         (["--noise", "--rounds", "0"], "--rounds: expected 1 to 1,000, got 0"),
+        (["--noise", "--rounds", "2"], "--rounds: got 2, wanted 3 or more: an A/A of 2 looks needs 6 rounds in all"),
         (["--threads", "0"], "--device, --threads and --rounds are of --noise"),
     ],
 )
@@ -102,9 +105,24 @@ def test_a_machine_that_tells_nothing_is_examined_all_the_same(tmp_path, monkeyp
 def test_gpus_are_read_field_by_field_where_one_is_not_known(nvidia_smi, old):
     nvidia_smi(old=old)
     (gpu,) = read_gpus()
-    assert (gpu.name, gpu.memory_mib, gpu.clock_max_mhz, gpu.power_limit_w, gpu.mig) == ("NVIDIA H200", 143771, 1980, 500, None)
+    assert (gpu.name, gpu.memory_mib, gpu.clock_max_mhz, gpu.power_limit_w, gpu.mig) == (
+        "NVIDIA H200",
+        143771,
+        1980,
+        500,
+        "[N/A]",
+    )
     assert gpu.processes == [GpuProcess("77", "/usr/bin/python3", "512")]
     assert gpu.throttle_reasons == (None if old else 1)
+
+
+@pytest.mark.parametrize("answer", ["[Not Supported]", "[Unknown Error]", "ERR!", "[N/A]"])
+def test_what_a_gpu_cannot_tell_is_not_known(monkeypatch, answer):
+    monkeypatch.setattr(gpus, "query_gpu", lambda fields, *_: ["1"] if fields == ["count"] else [answer] * len(fields))
+    (gpu,) = read_gpus()
+    assert replace(gpu, mig=None) == Gpu(0, processes=[])
+    levels = {finding.level for finding in gpu_checks(replace(gpu, mig=None))}
+    assert levels == {Level.UNKNOWN}
 
 
 def test_a_gpu_has_its_area_and_its_checks(nvidia_smi, tmp_path):
@@ -138,6 +156,8 @@ def test_databases(tmp_path):
     other.execute("CREATE TABLE t (x)")
     other.close()
     assert read_database(tmp_path / "other.db").problem == "it is a database of something else"
+    assert read_database(tmp_path / "ours.db" / "below.db").problem.endswith("ours.db is no folder")
+    assert read_database(Path("/proc/x.db")).problem.startswith("it cannot be made: /proc")
 
 
 def test_a_database_of_a_newer_frostline_is_told(tmp_path):
@@ -170,13 +190,17 @@ def test_an_a_a_is_an_ordinary_session_of_the_same_code(tmp_path, monkeypatch):
     assert found.session.plan["threads"] == 1 and found.session.command == "frostline doctor --noise"
 
 
-def test_doctor_noise_says_what_two_rounds_cannot_tell(frostline, tmp_path):
-    done = frostline("doctor", "--noise", "--device", "cpu", "--rounds", 1, "--threads", 1, "--db", tmp_path / "f.db")
-    assert done.returncode == 3, done.stdout + done.stderr
-    for said in ("A/A on ", "matmul", "elementwise", "python", "Nothing can be said of this machine", "Kept in"):
-        assert said in done.stdout, done.stdout
+def test_doctor_noise_says_what_too_few_rounds_cannot_tell(frostline, tmp_path, monkeypatch, capsys):
+    """So few are refused when typed; processes that fail can still leave no more."""
+    (tmp_path / "naps.py").write_text(NAPS)
+    monkeypatch.setattr(commands, "NOISE_SUITE", str(tmp_path / "naps.py"))
+    monkeypatch.setattr(commands, "LEAST_ROUNDS", 1)
+    assert cli._measure_noise("cpu", 1, 1, tmp_path / "f.db") == 3
+    shown = capsys.readouterr().out
+    for said in ("A/A on ", "nap", "Nothing can be said of this machine", "Kept in"):
+        assert said in shown, shown
     with Store.open(tmp_path / "f.db", create=False) as store:
         found = load_self_comparison(store, store.session())
-        assert [step.verdict.outcome for step in found.steps] == [Outcome.INCONCLUSIVE] * 3
+        assert [step.verdict.outcome for step in found.steps] == [Outcome.INCONCLUSIVE]
     report = frostline("report", "--db", tmp_path / "f.db")
     assert report.returncode == 0 and "noisy" not in report.stdout
