@@ -2,7 +2,7 @@
 
 A time that is compared with another side's of the same case comes from the rounds that both were in: the geometric mean of
 side / other, with its 99 % interval. Every other comparison is of two medians, which a drift of the machine between two cases
-moves. A bar holds, or is missed, when the whole interval says so; where the interval reaches past the bar, or a time rests on one
+moves. A bar holds, or is missed, when the whole interval says so; where it reaches past the bar, or a time rests on one
 process, that is `not shown`. A bar decides nothing: what blocks a change is for `gate.py`.
 """
 
