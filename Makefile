@@ -26,6 +26,7 @@ bench-grpo: .venv/run.stamp ## the frozen/trainable table of the GRPO head on th
 
 bench-head: .venv/run.stamp ## the head beside its matrix products alone and other heads, and whether it reaches its bars
 	$(BIN)/frostline run head_floor $(ARGS)
+	$(BIN)/frostline chart floor --out results
 
 report: .venv/run.stamp ## the table and the verdicts of the last session
 	$(BIN)/frostline report $(ARGS)
