@@ -95,8 +95,10 @@ def _where(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[st
 
 
 def _how(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[str]:
-    how = ", ".join(dict.fromkeys(f"{record.isolation}, interleaved by {record.interleave}" for record in measured))
-    yield f"{_rounds(evidence)} rounds, a fresh process of each side in every one ({how})"
+    isolations = dict.fromkeys(record.isolation for record in measured)
+    interleaves = dict.fromkeys(record.interleave for record in measured)
+    how = f"{', '.join(isolations)}, interleaved by {' and by '.join(interleaves)}"
+    yield f"{_rounds(evidence)}, a fresh process of each side in every one ({how})"
     yield "time: median of the processes' medians ± half their interquartile range; memory: peak (+ above the inputs)"
     if len({side.implementation for side in evidence.sides}) > 1:
         yield "saves: of a time, by the rounds' ratios with their 99 % interval; of the rest, by the figures shown"
@@ -107,9 +109,13 @@ def _predicted() -> Iterator[str]:
 
 
 def _rounds(evidence: Evidence) -> str:
-    """How many rounds the cases had: `8`, or `8 to 16` where some had a second look."""
+    """How many rounds the cases had: `8 rounds`, or `8 to 16 rounds` where some had a second look."""
     counts = {len(evidence.records(case.id, evidence.baseline.position, Role.MEASURE)) for case in evidence.cases}
-    return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    return _counted(f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}")
+
+
+def _counted(rounds: str) -> str:
+    return f"{rounds} round{'' if rounds == '1' else 's'}"
 
 
 def _shares(evidence: Evidence) -> Iterator[str]:
@@ -119,7 +125,7 @@ def _shares(evidence: Evidence) -> Iterator[str]:
     for side in (side for side in evidence.sides if side.position in measured):
         planned = [evidence.planned_rounds(case.id, side.position) for case in evidence.cases]
         fewer = {rounds for rounds in planned if rounds}
-        parts = [f"{', '.join(map(str, sorted(fewer)))} rounds"] if fewer else []
+        parts = [_counted(", ".join(map(str, sorted(fewer))))] if fewer else []
         taken = sum(rounds != 0 for rounds in planned)
         parts += [f"in {taken} of {len(planned)} cases"] if taken < len(planned) else []
         if parts:

@@ -109,7 +109,7 @@ def _products(count: int) -> str:
 
 def format_bytes(size: int) -> str:
     """A size with three significant digits in its binary unit: `286 MiB`, `2.94 GiB`."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= unit:
             value = size / unit
             return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {name}"

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.kernels import FusedLinearGRPOLoss, alternatives, linear_logprob, plan
+from frostline.kernels.lm_head.alternatives import format_bytes
 from frostline.kernels.lm_head.plan import Needs, Problem, Strategy, forms_in_forward, make_plan, override
 from frostline.kernels.matmul import target_device
 
@@ -372,3 +373,11 @@ def test_why(needs, changes, says):
 def test_why_not(needs, changes, strategy, note):
     (option,) = (option for option in alternatives(problem(needs, **changes)).options if option.name == strategy)
     assert option.plan is None and option.note.startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(1023, "1023 B"), (2**29, "512 MiB"), (3 * 2**30, "3.00 GiB"), (2**40, "1.00 TiB"), (3 * 2**39, "1.50 TiB")],
+)
+def test_sentences_have_the_units_of_the_table(size, said):
+    assert format_bytes(size) == said

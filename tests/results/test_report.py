@@ -11,7 +11,7 @@ from rich.console import Console
 
 from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.judge import judge_session
-from frostline.results.record import Role, SideRecord, Status
+from frostline.results.record import Interleave, Role, SideRecord, Status
 from frostline.results.report import bench_table, markdown_comparison, verdict_table
 from frostline.results.table import Column, Table
 from frostline.results.verdict import tally, worst_first
@@ -242,6 +242,16 @@ def test_a_side_that_is_skipped_everywhere_takes_no_columns(make_world):
     table = bench_table(evidence, judge_session(evidence))
     assert [column.header for column in table.columns] == ["unpruned", "pruned", "saves", "error", "verdict"]
     assert "liger skipped: liger-kernel is not installed" in table.notes
+
+
+def test_one_round_is_one_and_what_all_processes_share_is_said_once(make_world):
+    world = make_world(vocabularies=[4, 8])
+    for case, interleave in enumerate(Interleave):
+        for position in range(2):
+            world.process(position, 0, case=case, interleave=interleave, measurements={"step_time": 1e6})
+    evidence = Evidence(world.session, world.machine, world.sides, world.cases, world.processes)
+    said = "1 round, a fresh process of each side in every one (spawn, interleaved by block and by process)"
+    assert said in bench_table(evidence, []).notes
 
 
 def test_why_a_side_failed_is_in_the_notes_once_for_each_reason(make_world):
