@@ -6,12 +6,37 @@ Called by the declarations themselves and by the decorator `suite`, so that a mi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from frostline.results.record import METRICS, STEP_TIME, Bar, UsageError
 
-if TYPE_CHECKING:
-    from frostline.harness.declare import Preset
+
+class Declared(Protocol):
+    """What is checked of a `Preset`."""
+
+    @property
+    def axes(self) -> Mapping[str, Sequence[Any]]:
+        """Values for some axes."""
+
+    @property
+    def parts(self) -> Sequence[Mapping[str, Sequence[Any]]]:
+        """More values, product by product."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of a look."""
+
+    @property
+    def implementations(self) -> Sequence[str]:
+        """Who takes part; empty for all."""
+
+    @property
+    def shares(self) -> Mapping[str, Any]:
+        """Who takes part in less."""
+
+    def values(self, axis: str) -> Sequence[Any]:
+        """Every value that the axis has in it."""
+
 
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a number", float: "a number", str: "a word"}
 """The types that a value of an axis may have, and what tells one axis from another: 8 and 8.0 are values of the same."""
@@ -72,7 +97,7 @@ def check_axes(
 
 
 def every_value(
-    axes: Mapping[str, Sequence[Any]], choices: Mapping[str, Sequence[Any]], presets: Collection[Preset]
+    axes: Mapping[str, Sequence[Any]], choices: Mapping[str, Sequence[Any]], presets: Collection[Declared]
 ) -> Mapping[str, Sequence[Any]]:
     """Each axis with all values that it has by itself, in a preset, or by choice."""
     return {
@@ -83,7 +108,7 @@ def every_value(
 
 def check_preset(
     place: str,
-    preset: Preset,
+    preset: Declared,
     implementations: Sequence[str],
     baseline: str,
     axes: Mapping[str, Sequence[Any]],
