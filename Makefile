@@ -6,6 +6,7 @@ DB ?= results/frostline.db
 BASE ?= HEAD~1
 HEAD ?= HEAD
 ARGS ?=
+JOBS ?= 2
 
 export FROSTLINE_DB := $(DB)
 unexport PYTHONPATH
@@ -19,7 +20,7 @@ ROOMS := kernels harness suites results dashboards
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: PYTHON=$(PYTHON), DB=$(DB), ARGS (more options for the command), PIP_OPTIONS (for pip at the set-up)"
+	@echo "Variables: PYTHON=$(PYTHON), DB=$(DB), ARGS (more options for the command), PIP_OPTIONS (for pip at the set-up), JOBS=$(JOBS) (files of tests at a time)"
 
 bench-grpo: .venv/run.stamp ## the frozen/trainable table of the GRPO head on this machine
 	$(BIN)/frostline run grpo $(ARGS)
@@ -41,7 +42,7 @@ gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the ma
 	$(BIN)/frostline gate $(ARGS)
 
 test: .venv/develop.stamp ## the tests; without a GPU, Triton's interpreter runs the kernels
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 lint: .venv/develop.stamp ## ruff, mypy in strict mode, and the arrows between the rooms
 	$(BIN)/ruff check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from frostline.kernels.lm_head.plan import Plan, Strategy, make_plan
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER"):  # two processes whose threads spin while they wait take turns of a scheduler's slice
+        torch.set_num_threads(1)
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
 
 
