@@ -17,7 +17,7 @@ from frostline.kernels.lm_head.plan import Plan, Strategy, make_plan
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if os.environ.get("PYTEST_XDIST_WORKER"):  # two processes whose threads spin while they wait take turns of a scheduler's slice
+    if os.environ.get("PYTEST_XDIST_WORKER"):  # threads of two processes that spin while they wait only slow each other
         torch.set_num_threads(1)
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
 
