@@ -231,13 +231,14 @@ def recompute(
     d_hidden = head.empty(count, width) if needs.hidden else None
     d_weight = torch.empty_like(head.weight, memory_format=torch.contiguous_format) if needs.weight else None
     d_bias = head.empty(head.weight.shape[0]) if needs.bias else None
-    walk = _Walk(head, plan, statistics=False)
+    walk, miss = _Walk(head, plan, statistics=False), statistics.miss
     sums = head.empty(plan.vocab_tile, width) if needs.weight and plan.row_block < count else None
     for columns in _slices(head.weight.shape[0], plan.vocab_tile):
         d_weight_sum = None if sums is None else sums[: columns.stop - columns.start]
         for rows in _slices(count, plan.row_block):
             onto_entropy = None if grad_entropy is None else grad_entropy[rows]
-            tile = walk.gradient(head.rows(rows), columns, statistics.rows(rows), grad_logp[rows], onto_entropy)
+            known = statistics.rows(rows)
+            tile = walk.gradient(head.rows(rows), columns, known, miss[rows], grad_logp[rows], onto_entropy)
             if d_hidden is not None:
                 mm_wide(tile, head.weight[columns], d_hidden[rows], accumulate=columns.start > 0)
             if d_bias is not None:
@@ -300,11 +301,8 @@ class _Walk:
 
     def reduce(self, block: Head, columns: slice, running: _Running) -> None:
         """Fold a tile into the running statistics."""
-        state = running.reference, running.total, running.moment
-        if self.workspace is not None:
-            fused.reduce_logits(*_operands(block, columns), None, *state, self.workspace, columns.start, *_scalars(block))
-            return
-        tiles.reduce_tile(*self._product(block, columns), *state, columns.start, *_scalars(block))
+        x = None if self.logits is None else self.logits[: block.hidden.shape[0], : columns.stop - columns.start]
+        _reduce(block, columns, x, running, self.workspace)
 
     def fold(self, block: Head, columns: slice, running: _Running, limit: float) -> Tensor:
         """The same, and the tile's unnormalised probabilities."""
@@ -318,11 +316,11 @@ class _Walk:
         return x if out is None else out
 
     def gradient(
-        self, block: Head, columns: slice, known: Statistics, grad_logp: Tensor, grad_entropy: Tensor | None
+        self, block: Head, columns: slice, known: Statistics, miss: Tensor, grad_logp: Tensor, grad_entropy: Tensor | None
     ) -> Tensor:
         """The gradient with respect to a tile's raw logits."""
         entropy, out = None if grad_entropy is None else known.entropy, self._out(block, columns)
-        state = known.reference, known.log_total, known.miss, grad_logp, grad_entropy, entropy
+        state = known.reference, known.log_total, miss, grad_logp, grad_entropy, entropy
         if self.logits is None and out is not None:
             fused.gradient_logits(*_operands(block, columns), *state, out, columns.start, *_scalars(block))
             return out
@@ -342,15 +340,23 @@ class _Walk:
         return None if self.tile is None else self.tile[: block.hidden.shape[0], : columns.stop - columns.start]
 
 
+def _reduce(block: Head, columns: slice, x: Tensor | None, running: _Running, workspace: Tensor | None) -> None:
+    """Fold a tile into the running statistics: fused where there is a workspace. Its raw logits are left in `x`, which only a
+    fused product can do without."""
+    state = running.reference, running.total, running.moment
+    hidden, weight, bias, targets = _operands(block, columns)
+    if workspace is not None:
+        fused.reduce_logits(hidden, weight, bias, targets, x, *state, workspace, columns.start, *_scalars(block))
+        return
+    assert x is not None
+    mm_wide(hidden, weight.t(), x)
+    tiles.reduce_tile(x, bias, targets, *state, columns.start, *_scalars(block))
+
+
 def _block_statistics(block: Head, x: Tensor, result: Statistics, workspace: Tensor | None) -> None:
     """All logits of a block, in `x`, and their statistics."""
-    running, everything = _Running.new(block, moment=result.entropy is not None), _operands(block, slice(0, x.shape[1]))
-    state = running.reference, running.total, running.moment
-    if workspace is not None:
-        fused.reduce_logits(*everything, x, *state, workspace, 0, *_scalars(block))
-    else:
-        mm_wide(block.hidden, block.weight.t(), x)
-        tiles.reduce_tile(x, block.bias, block.targets, *state, 0, *_scalars(block))
+    running = _Running.new(block, moment=result.entropy is not None)
+    _reduce(block, slice(0, x.shape[1]), x, running, workspace)
     running.finish(block, result)
 
 
