@@ -8,21 +8,19 @@ in blocks of rows by plain torch.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
-from torch import Tensor
 
 from frostline.harness import Preset, Share, Step, skip, suite
 from frostline.kernels.matmul import target_device
 from frostline.suites import policy_step
 from frostline.suites.policy_step.batch import Batch, Shape, make_batch
 from frostline.suites.policy_step.head_plan import plan_of_head
-from frostline.suites.policy_step.implementation import Implementation, logp_alone, plain_loss_on
+from frostline.suites.policy_step.implementation import Implementation, eager
 from frostline.suites.policy_step.own import known_loss
 from frostline.suites.policy_step.peers import PEERS, make_peer
-from frostline.suites.policy_step.plain import LOSS_TYPES, Question, logp_of
+from frostline.suites.policy_step.plain import LOSS_TYPES, Question
 from frostline.suites.policy_step.reference import Reference
+from frostline.suites.policy_step.step import step_of
 
 _OWN = ("unpruned", "pruned", "torch")
 _LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -51,8 +49,7 @@ def _implementation(name: str, batch: Batch, question: Question) -> Implementati
     if name in PEERS:
         return make_peer(name, batch, question)
     if name == "torch":
-        log_probs = partial(logp_of, targets=batch.targets)
-        return Implementation(plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch))
+        return eager(batch, question)
     return known_loss(batch, question, pruned=name == "pruned")
 
 
@@ -122,25 +119,4 @@ def grpo(
     shape = Shape(vocab, seq_len, batch, hidden, getattr(torch, dtype), lm_head == "trainable", bias, masked)
     inputs = make_batch(device, shape, ref_model)
     side, reference = _implementation(implementation, inputs, question), Reference(inputs, question)
-
-    def run() -> None:
-        side.loss().backward()
-
-    def outputs() -> dict[str, Tensor]:
-        inputs.reset()
-        loss = side.loss()
-        loss.backward()
-        with torch.no_grad():
-            logp = side.logp() * inputs.mask
-        return {"logp": logp, "loss": loss.detach(), **inputs.take_gradients()}
-
-    return Step(
-        run=run,
-        reset=inputs.reset,
-        outputs=outputs,
-        reference=lambda: reference.outputs,
-        yardstick=reference.yardstick,
-        allowed_over_yardstick=side.allowed_over_yardstick,
-        detail=side.detail,
-        omit=side.omit,
-    )
+    return step_of(side, inputs, reference)

@@ -12,7 +12,6 @@ The bars are for one size: 8 x 1,024 tokens, hidden size 4,096, bf16, as other h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,11 +22,12 @@ from frostline.kernels.matmul import target_device
 from frostline.suites import policy_step
 from frostline.suites.policy_step.batch import Batch, Shape, make_batch
 from frostline.suites.policy_step.floor import Floor
-from frostline.suites.policy_step.implementation import Implementation, logp_alone, plain_loss_on
+from frostline.suites.policy_step.implementation import Implementation, eager
 from frostline.suites.policy_step.own import known_loss, unknown_loss
 from frostline.suites.policy_step.peers import PEERS, make_peer
-from frostline.suites.policy_step.plain import Question, logp_of
+from frostline.suites.policy_step.plain import Question
 from frostline.suites.policy_step.reference import Reference
+from frostline.suites.policy_step.step import step_of
 
 _OWN = ("floor", "floor_unknown", "known", "unknown")
 _OTHERS = ("torch", *PEERS)
@@ -146,8 +146,7 @@ def _implementation(name: str, batch: Batch, question: Question, upstream: Tenso
     if name == "known":
         return known_loss(batch, question)
     if name == "torch":
-        log_probs = partial(logp_of, targets=batch.targets)
-        return Implementation(plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch))
+        return eager(batch, question)
     return make_peer(name, batch, question)
 
 
@@ -218,25 +217,4 @@ def head_floor(
         return _floor_step(implementation, inputs, Reference(inputs, question))
     upstream = _upstream(inputs) if implementation == "unknown" else None
     side, reference = _implementation(implementation, inputs, question, upstream), Reference(inputs, question, upstream)
-
-    def run() -> None:
-        side.loss().backward()
-
-    def outputs() -> dict[str, Tensor]:
-        inputs.reset()
-        loss = side.loss()
-        loss.backward()
-        with torch.no_grad():
-            logp = side.logp() * inputs.mask
-        return {"logp": logp, "loss": loss.detach(), **inputs.take_gradients()}
-
-    return Step(
-        run=run,
-        reset=inputs.reset,
-        outputs=outputs,
-        reference=lambda: reference.outputs,
-        yardstick=reference.yardstick,
-        allowed_over_yardstick=side.allowed_over_yardstick,
-        detail=side.detail,
-        omit=side.omit,
-    )
+    return step_of(side, inputs, reference)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from frostline.suites.policy_step.batch import Batch
-from frostline.suites.policy_step.plain import Question, loss_of
+from frostline.suites.policy_step.plain import EPSILON, Question, logp_of, loss_of
 
 COMMON_BOUND = 3.0  # times the error of plain torch in the same dtype
 
@@ -55,3 +56,41 @@ def plain_loss_on(log_probs: LogProbs, batch: Batch, question: Question) -> Call
 def logp_alone(log_probs: LogProbs, batch: Batch) -> Callable[[], Tensor]:
     """The policy's log-probs by themselves, for the check."""
     return lambda: log_probs(batch.hidden, batch.weight, batch.bias)
+
+
+def eager(batch: Batch, question: Question) -> Implementation:
+    """The step in plain torch."""
+    log_probs = partial(logp_of, targets=batch.targets)
+    return Implementation(plain_loss_on(log_probs, batch, question), logp_alone(log_probs, batch))
+
+
+def module_options(batch: Batch, question: Question) -> dict[str, Any]:
+    """How Liger-Kernel's loss module is made for a question, and ours, which takes the same."""
+    return {
+        "beta": question.beta,
+        "use_ref_model": question.beta != 0,
+        "epsilon_low": EPSILON,
+        "epsilon_high": question.epsilon_high,
+        "loss_type": question.loss_type,
+        "max_completion_length": batch.mask.shape[1],
+        "importance_sampling_level": question.level,
+    }
+
+
+def module_loss(module: torch.nn.Module, batch: Batch, **more: Any) -> Tensor:
+    """The loss that such a module gives of a batch."""
+    value: Tensor
+    value, _metrics = module(
+        batch.hidden,
+        batch.weight,
+        batch.targets,
+        batch.mask,
+        batch.advantages,
+        batch.bias,
+        ref_per_token_logps=batch.ref_logps,
+        old_per_token_logps=batch.old,
+        ref_input=batch.ref_hidden,
+        ref_weight=batch.ref_weight,
+        **more,
+    )
+    return value

@@ -26,8 +26,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from frostline.harness import skip
 from frostline.suites.policy_step.batch import Batch
-from frostline.suites.policy_step.implementation import Implementation, logp_alone, plain_loss_on
-from frostline.suites.policy_step.plain import EPSILON, Question, logp_of
+from frostline.suites.policy_step.implementation import (
+    Implementation,
+    logp_alone,
+    module_loss,
+    module_options,
+    plain_loss_on,
+)
+from frostline.suites.policy_step.plain import Question, logp_of
 
 # cut-cross-entropy drops blocks of the gradient below 2.4e-4 in bf16 by default. At a vocabulary of 128,256 nearly all of the
 # softmax's share is below: its d_hidden is off by |E_p[w]| / |w| = hidden^-1/2, 1.6 %, where plain torch is off by 0.2 %.
@@ -69,32 +75,10 @@ def liger(batch: Batch, question: Question) -> Implementation:
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
     from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 
-    module = LigerFusedLinearGRPOLoss(
-        beta=question.beta,
-        compiled=batch.hidden.is_cuda,
-        use_ref_model=question.beta != 0,
-        epsilon_low=EPSILON,
-        epsilon_high=question.epsilon_high,
-        loss_type=question.loss_type,
-        max_completion_length=batch.mask.shape[1],
-        importance_sampling_level=question.level,
-    )
+    module = LigerFusedLinearGRPOLoss(**module_options(batch, question), compiled=batch.hidden.is_cuda)
 
     def loss() -> Tensor:
-        value: Tensor
-        value, _metrics = module(
-            batch.hidden,
-            batch.weight,
-            batch.targets,
-            batch.mask,
-            batch.advantages,
-            batch.bias,
-            ref_per_token_logps=batch.ref_logps,
-            old_per_token_logps=batch.old,
-            ref_input=batch.ref_hidden,
-            ref_weight=batch.ref_weight,
-        )
-        return value
+        return module_loss(module, batch)
 
     def logp() -> Tensor:
         found: Tensor = LigerFusedLinearPPOBase.chunk_forward(batch.hidden, batch.weight, batch.targets, batch.bias)
