@@ -29,7 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from frostline.kernels.lm_head.output_tiles import COLUMNS, ROWS, partials
 from frostline.kernels.lm_head.tiles_torch import INACTIVE
-from frostline.kernels.lm_head.tiles_triton import _LOWEST, _moved_moment, _tanh
+from frostline.kernels.lm_head.tiles_triton import _LOWEST, PER_ROW, _moved_moment, _tanh
 
 _INACTIVE = tl.constexpr(INACTIVE)
 _DEPTH = 64  # of a step along the hidden dimension
@@ -38,7 +38,11 @@ _JOIN_ROWS, _JOIN_TILES = 16, 128
 # 128 x 256 accumulators in two warp groups, and stages of 48 KiB in flight: four beside half a 16-bit tile on its way out (224
 # of 227 KiB of shared memory), three beside half an fp32 one.
 _WARPS, _STAGES, _STAGES_BESIDE_FP32 = 8, 4, 3
-_ANY_SIZE = ["rows", "width", "start"]  # sizes that change from call to call must not compile a kernel each
+# Sizes and slices that change from call to call must not compile a kernel each.
+_kernel = triton.jit(
+    do_not_specialize=["rows", "width", "start", "tiles"],
+    do_not_specialize_on_alignment=[*PER_ROW, "maxima", "sums", "moments", "flag"],
+)
 
 
 @triton.jit
@@ -78,7 +82,7 @@ def _transformed(x, bias, column, width, inner, outer, CAPPED: tl.constexpr, HAS
     return tl.where((column < width)[None, :], z, -float("inf"))
 
 
-@triton.jit(do_not_specialize=_ANY_SIZE)
+@_kernel
 def _fold_kernel(
     hidden, weight, p_out, bias, targets, reference, maxima, sums, moments, flag, rows, width, start, inner_size, inner, outer,
     REPAIR: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr,
@@ -113,7 +117,7 @@ def _fold_kernel(
         _store(p_out, p, row_tile, column_tile, BM, BN)
 
 
-@triton.jit(do_not_specialize=_ANY_SIZE)
+@_kernel
 def _reduce_kernel(
     hidden, weight, x_out, bias, targets, maxima, sums, moments, rows, width, start, inner_size, inner, outer,
     KEEP: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr,
@@ -141,7 +145,7 @@ def _reduce_kernel(
             tl.store(moments + partial, tl.sum(tl.where(p > 0, p * shifted, 0.0), 1), mask=row < rows)
 
 
-@triton.jit(do_not_specialize=_ANY_SIZE)
+@_kernel
 def _gradient_kernel(
     hidden, weight, out, bias, targets, reference, log_total, miss, grad_logp, grad_entropy, entropy, rows, width, start,
     inner_size, inner, outer, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ENTROPY: tl.constexpr,
@@ -175,7 +179,7 @@ def _gradient_kernel(
         _store(out, gradient, row_tile, column_tile, BM, BN)
 
 
-@triton.jit(do_not_specialize=["rows", "tiles"])
+@_kernel
 def _move_kernel(
     maxima, targets, reference, total, moment, rescale, flag, rows, tiles, limit,
     HAS_MOMENT: tl.constexpr, JOIN_ROWS: tl.constexpr, JOIN_TILES: tl.constexpr,
@@ -205,7 +209,7 @@ def _move_kernel(
         tl.store(flag, 1)
 
 
-@triton.jit(do_not_specialize=["rows", "tiles"])
+@_kernel
 def _add_kernel(
     sums, moments, total, moment, rows, tiles,
     HAS_MOMENT: tl.constexpr, JOIN_ROWS: tl.constexpr, JOIN_TILES: tl.constexpr,
@@ -227,7 +231,7 @@ def _add_kernel(
         tl.store(moment + row, added_moment, mask=there)
 
 
-@triton.jit(do_not_specialize=["rows", "tiles"])
+@_kernel
 def _join_kernel(
     maxima, sums, moments, targets, reference, total, moment, rows, tiles,
     HAS_MOMENT: tl.constexpr, JOIN_ROWS: tl.constexpr, JOIN_TILES: tl.constexpr,
@@ -310,7 +314,7 @@ def fold_logits(
     join_grid, join_sizes = _joining(rows)
     flags = {"CAPPED": capped, "HAS_BIAS": bias is not None, "HAS_MOMENT": moment is not None}
     operands, out = _operands(hidden, weight), _output(p)
-    offsets, kept_moment = reference if bias is None else bias, total if moment is None else moment
+    offsets, kept_moment = hidden if bias is None else bias, total if moment is None else moment
     for repair in (False, True):
         _fold_kernel[grid](
             *operands, out, offsets, targets, reference, maxima, sums, moments, flag, rows, width, start, hidden.shape[1],
@@ -348,7 +352,7 @@ def reduce_logits(
     operands = _operands(hidden, weight)
     kept = operands[0] if x is None else _output(x)
     _reduce_kernel[grid](
-        *operands, kept, reference if bias is None else bias, targets, maxima, sums, moments, rows, width, start,
+        *operands, kept, hidden if bias is None else bias, targets, maxima, sums, moments, rows, width, start,
         hidden.shape[1], inner, outer,
         KEEP=x is not None, CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None, **sizes,
     )  # fmt: skip
@@ -380,7 +384,7 @@ def gradient_logits(
     rows, width = out.shape
     grid, sizes = _shape(hidden, weight)
     _gradient_kernel[grid](
-        *_operands(hidden, weight), _output(out), reference if bias is None else bias,
+        *_operands(hidden, weight), _output(out), hidden if bias is None else bias,
         targets, reference, log_total, miss, grad_logp, reference if grad_entropy is None else grad_entropy,
         reference if entropy is None else entropy, rows, width, start, hidden.shape[1], inner, outer,
         CAPPED=capped, HAS_BIAS=bias is not None, HAS_ENTROPY=grad_entropy is not None, **sizes,

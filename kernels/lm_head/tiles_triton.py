@@ -28,6 +28,15 @@ _REDUCE_BLOCK = 4096
 _GRADIENT_BLOCK = 4096
 _ROW_BLOCK = 4096
 
+# An aligned pointer, like a size of 1, makes a kernel of its own unless it is said not to matter. Figures per row are slices
+# whose beginnings depend on the number of rows: without this, a batch of another length would compile everything anew. What
+# stands in for a bias that is not there must be a pointer that is always aligned, or never.
+PER_ROW = [
+    "targets", "reference", "total", "moment", "rescale", "log_total", "miss", "grad_logp", "grad_entropy", "entropy", "factor",
+    "onto_target", "onto_mean", "out_per_row",
+]  # fmt: skip
+_kernel = triton.jit(do_not_specialize=["start", "blocks"], do_not_specialize_on_alignment=PER_ROW)
+
 
 @triton.jit
 def _tanh(x):
@@ -55,9 +64,9 @@ def _moved_moment(moment, total, scale, step):
     return tl.where(scale > 0, (moment - step * total) * scale, 0.0)
 
 
-@triton.jit
+@_kernel
 def _target_kernel(
-    hidden, hidden_stride, weight, weight_stride, bias, targets, out, vocab, width, inner, outer,
+    hidden, hidden_stride, weight, weight_stride, bias, targets, out_per_row, vocab, width, inner, outer,
     CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -74,10 +83,10 @@ def _target_kernel(
         z += tl.load(bias + column_of_weight).to(tl.float32)
     z = outer * _tanh(inner * z) if CAPPED else outer * z
     z = tl.where(target >= vocab, float("nan"), z)
-    tl.store(out + row, tl.where(target == _INACTIVE, 0.0, z))
+    tl.store(out_per_row + row, tl.where(target == _INACTIVE, 0.0, z))
 
 
-@triton.jit
+@_kernel
 def _reduce_kernel(
     x, x_stride, bias, targets, reference, total, moment, start, width, inner, outer,
     CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
@@ -116,7 +125,7 @@ def _reduce_kernel(
             tl.store(moment + row, moment_before + tl.sum(lane_moment, 0))
 
 
-@triton.jit
+@_kernel
 def _fold_kernel(
     x, x_stride, bias, targets, p_out, p_stride, reference, total, moment, rescale, start, width, limit, inner, outer,
     CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
@@ -150,7 +159,7 @@ def _fold_kernel(
         tl.store(p_out + column, p.to(p_out.dtype.element_ty), mask=column < width)
 
 
-@triton.jit
+@_kernel
 def _gradient_kernel(
     x, x_stride, bias, targets, reference, log_total, miss, grad_logp, grad_entropy, entropy, out, out_stride, start, width,
     blocks, inner, outer,
@@ -182,7 +191,7 @@ def _gradient_kernel(
         tl.store(out + column, gradient.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@_kernel
 def _rescale_kernel(values, stride, factor, factor_stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     scale = tl.load(factor + row * factor_stride).to(tl.float32)
@@ -194,7 +203,7 @@ def _rescale_kernel(values, stride, factor, factor_stride, width, BLOCK: tl.cons
             tl.store(at, scaled.to(values.dtype.element_ty), mask=column < width)
 
 
-@triton.jit
+@_kernel
 def _scaled_kernel(values, stride, factor, factor_stride, out, out_stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     scale = tl.load(factor + row * factor_stride).to(tl.float32)
@@ -205,7 +214,7 @@ def _scaled_kernel(values, stride, factor, factor_stride, out, out_stride, width
         tl.store(out + row * out_stride + column, scaled.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@_kernel
 def _finish_kernel(
     mean,
     mean_stride,
@@ -253,8 +262,9 @@ def target_logits(
     """The transformed logit of each row's target (see `tiles`)."""
     rows, width = hidden.shape
     _target_kernel[(rows,)](
-        hidden, hidden.stride(0), weight, weight.stride(0), out if bias is None else bias, targets, out, weight.shape[0], width,
-        inner, outer, CAPPED=capped, HAS_BIAS=bias is not None, BLOCK=_block(width, _ROW_BLOCK), num_warps=4,
+        hidden, hidden.stride(0), weight, weight.stride(0), hidden if bias is None else bias, targets, out,
+        weight.shape[0], width, inner, outer,
+        CAPPED=capped, HAS_BIAS=bias is not None, BLOCK=_block(width, _ROW_BLOCK), num_warps=4,
     )  # fmt: skip
 
 
