@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from frostline.harness import build
+from frostline.harness.exports import content_hash
 from frostline.harness.side import Source
 from frostline.results.record import NothingMeasured, UsageError, content_id
 
@@ -129,7 +130,7 @@ def installed_source(targets: Sequence[str] = ()) -> Source:
         if spec is None:
             raise UsageError(f"target {target}: no such package is installed")
         folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-        contents[target] = [build.content_hash(folder) for folder in folders if folder.is_dir()] or [
+        contents[target] = [content_hash(folder) for folder in folders if folder.is_dir()] or [
             _file_state(Path(spec.origin or ""))
         ]
     return Source("installed", "installed", content_id(["installed", contents]), None, tuple(targets))
