@@ -165,11 +165,11 @@ def keep_packages(files: Files, into: Path, targets: Sequence[str], holder: str)
     """
     code = {path: read for path, read in files.items() if not path.parts[0].endswith(".dist-info")}
     for target in targets:
-        if not any(_belongs(path, [target]) for path in code):
+        if not any(belongs(path, [target]) for path in code):
             names = ", ".join(sorted({path.parts[0] for path in code})) or "nothing"
             raise NothingMeasured(f"{holder} has no package {target}; it holds {names}")
     widened = [_whole_package(target, code) for target in targets]
-    kept = {path: read for path, read in code.items() if _belongs(path, widened)}
+    kept = {path: read for path, read in code.items() if belongs(path, widened)}
     if not kept:
         raise NothingMeasured(f"{holder} holds no package to measure")
     # The metadata of a distribution that is here in part would hide that of the installed one.
@@ -202,7 +202,7 @@ def _installed_path(member: str) -> PurePosixPath | None:
     return PurePosixPath(*path.parts[2:]) if in_packages else None
 
 
-def _belongs(path: PurePosixPath, targets: Iterable[str]) -> bool:
+def belongs(path: PurePosixPath, targets: Iterable[str]) -> bool:
     """Whether a file is part of a target package; with no targets, whether it is part of anything but our own rooms."""
     dotted = ".".join((*path.parts[:-1], path.name.partition(".")[0]))
 

@@ -15,7 +15,7 @@ LINES_OF_A_FAILURE = 12
 QUIET = ("--no-input", "--disable-pip-version-check", "--no-color")
 
 
-def run_pip(arguments: Sequence[str], label: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_pip(arguments: Sequence[str], label: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run one command of pip's; its stdout holds all that it printed. `label` is what it is for, in a message.
 
     Raises:
