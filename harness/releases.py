@@ -6,6 +6,7 @@ release is kept in the cache by its name, version and the interpreter's tags: a 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import re
@@ -212,5 +213,7 @@ def _leave_out_targets(extras: Path, targets: Sequence[str], requested: Collecti
         if brought and canonicalize_name(found.name) in requested:
             raise UsageError(f"{argument}: {found.name} brings {brought[0]}, which is what the source itself is measured for")
         if brought:
-            for file in files:
-                Path(str(found.locate_file(file))).unlink(missing_ok=True)
+            for path in [Path(str(found.locate_file(file))) for file in files]:
+                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # others share the folder
+                    path.parent.rmdir()  # an empty folder of metadata would still name the distribution

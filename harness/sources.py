@@ -46,8 +46,8 @@ def check(asked: Asked, repo: Path | str) -> None:
         root = find_project(repo).root
         if asked.text is not None:
             resolve(asked.text, root, asked.argument)
-    elif directory := _after(DIRECTORY, asked):
-        check_directory(Path(directory), asked.argument)
+    elif directory := _directory(asked):
+        check_directory(directory, asked.argument)
     else:
         _release(asked)
     _extras(asked)
@@ -67,8 +67,8 @@ def make(asked: Asked, repo: Path | str, targets: Sequence[str]) -> Source:
     """
     if asked.text is None:
         source = worktree_source(repo, targets)
-    elif directory := _after(DIRECTORY, asked):
-        source = path_source(Path(directory), targets, asked.argument)
+    elif directory := _directory(asked):
+        source = path_source(directory, targets, asked.argument)
     elif asked.of_git:
         source = git_source(asked.text, repo, targets, asked.argument)
     else:
@@ -101,13 +101,17 @@ def restore(source: Source) -> Source:
     return replace(source, path=again.path)
 
 
-def _after(prefix: str, asked: Asked) -> str:
-    """What follows a prefix; empty where it is not there."""
-    return asked.text.removeprefix(prefix) if asked.text is not None and asked.text.startswith(prefix) else ""
+def _directory(asked: Asked) -> Path | None:
+    """The directory of `path:DIR`; None of another kind of source."""
+    if asked.text is None or not asked.text.startswith(DIRECTORY):
+        return None
+    if asked.text == DIRECTORY:
+        raise UsageError(f"{asked.argument}: path: names no directory; wanted path:DIR")
+    return Path(asked.text.removeprefix(DIRECTORY))
 
 
 def _release(asked: Asked) -> Requirement:
-    return parse_requirement(_after(RELEASE, asked), asked.argument, "pypi:NAME==VERSION")
+    return parse_requirement((asked.text or "").removeprefix(RELEASE), asked.argument, "pypi:NAME==VERSION")
 
 
 def _extras(asked: Asked) -> list[Requirement]:
