@@ -105,8 +105,8 @@ def _sources(evidence: Evidence) -> Iterator[str]:
             told.append(f"{detail['commit'][:12]}{changed} ({detail.get('subject', '')})")
         if "distribution" in detail:
             told.append(f"{detail['distribution']} {detail['version']}")
-        if "installed_with" in detail:
-            told.append(f"with {', '.join(detail['installed_with'])}")
+        if more := [pin for pin in detail.get("installed_with", ()) if pin not in side.source]:
+            told.append(f"with {', '.join(more)}")
         if told:
             yield f"{names[side.position]}: {', '.join(told)}"
 
