@@ -103,7 +103,7 @@ def _sources(evidence: Evidence) -> Iterator[str]:
         if "commit" in detail:
             changed = ", with changes" if detail.get("dirty") else ""
             told.append(f"{detail['commit'][:12]}{changed} ({detail.get('subject', '')})")
-        if "distribution" in detail:
+        if "distribution" in detail and f"=={detail['version']}" not in side.source:
             told.append(f"{detail['distribution']} {detail['version']}")
         if more := [pin for pin in detail.get("installed_with", ()) if pin not in side.source]:
             told.append(f"with {', '.join(more)}")
