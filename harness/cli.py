@@ -129,9 +129,17 @@ def run(
 
 @app.command()
 def compare(
-    base: Annotated[str | None, typer.Argument(metavar="BASE", help="A branch, tag or commit. Default: HEAD.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Argument(metavar="BASE", help="A branch, tag or commit, pypi:NAME==VERSION or path:DIR. Default: HEAD."),
+    ] = None,
     head: Annotated[str | None, typer.Argument(metavar="HEAD", help="Another one. Default: the working tree.")] = None,
     repo: RepoOption = Path(),
+    extras: Annotated[
+        list[str] | None, typer.Option("--with", help="NAME==VERSION that both sides are to have besides. May be repeated.")
+    ] = None,
+    base_extras: Annotated[list[str] | None, typer.Option("--with-base", help="The same for BASE alone.")] = None,
+    head_extras: Annotated[list[str] | None, typer.Option("--with-head", help="The same for HEAD alone.")] = None,
     suite: SuiteOption = "grpo",
     preset: PresetOption = None,
     settings: SetOption = None,
@@ -149,18 +157,21 @@ def compare(
         bool, typer.Option("--check", help="Exit as a gate does: 1 when something got worse, 3 inconclusive.")
     ] = False,
 ) -> None:
-    """Compare two revisions of a repository: the same suite, the same machine, interleaved.
+    """Compare two revisions of a repository, releases or directories: the same suite and machine, interleaved.
 
-    Each revision is built once and cached; the checkout is not touched. Ends with the verdicts and the Markdown for a
-    pull request.
+    Each source is built or downloaded once and cached; the checkout is not touched. Ends with the verdicts and the Markdown
+    for a pull request.
     """
     from frostline.harness import commands
+    from frostline.harness.sources import Asked
     from frostline.results.gate import exit_code_for
     from frostline.results.store import Store
 
     check_outputs({"--markdown": markdown})
     request = _request(suite, preset, settings, implementation, rounds, device, threads, seed, timeout)
-    plan = commands.comparison(request, base, head, repo, _progress())
+    first = Asked(base, "BASE", [*(extras or []), *(base_extras or [])])
+    second = Asked(head, "HEAD", [*(extras or []), *(head_extras or [])])
+    plan = commands.comparison(request, first, second, repo, _progress())
     with Store.open(db) as store:
         done = commands.measure(plan, store, _progress(), _command_line())
         _print_comparison(store, done.session, done.verdicts, markdown)
