@@ -244,6 +244,11 @@ class Process:
         return self._tail.text()
 
     @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._handle.pid
+
+    @property
     def isolation(self) -> str:
         """How it was started: `spawn` or `fork`."""
         return self._handle.isolation
