@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import gc
 import hashlib
+import importlib
 import json
 import os
 import select
@@ -36,6 +37,10 @@ from frostline.harness.worker import Loaded, leave, serve
 TASKS = Path("/proc/self/task")
 CUDA_MEMORY_DEVICE = "/dev/nvidia-uvm"  # opened by cuInit, and not by NVML
 DESCRIPTORS = 4
+IMPORTED_LATER = {  # by a worker, where the package is there
+    "torch": ("frostline.harness.meters.counts", "frostline.harness.meters.memory", "frostline.harness.verify"),
+    "numpy": ("numpy.random",),
+}
 THREAD_SETTERS = {  # of libraries that have read their variables when they were loaded: in its file's name, what sets threads
     "gomp": ("omp_set_num_threads",),
     "libomp": ("omp_set_num_threads",),
@@ -99,9 +104,9 @@ class Zygote:
             sys.path.insert(0, request["path"])
         try:
             self.loaded = request["suite"], selection.load_suite(request["suite"])
-            if "torch" in sys.modules:  # what a worker imports later
-                from frostline.harness import verify  # noqa: F401 - to have it
-                from frostline.harness.meters import counts, memory  # noqa: F401 - to have them
+            for package, later in IMPORTED_LATER.items():
+                for name in later if package in sys.modules else ():
+                    importlib.import_module(name)
         except Exception as error:
             traceback.print_exc()
             return f"{type(error).__name__}: {error}".splitlines()[0][:500]
