@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import hashlib
 import importlib
 import json
 import os
@@ -23,12 +22,13 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from frostline.harness import selection
 from frostline.harness.provenance import imported_modules
@@ -37,6 +37,7 @@ from frostline.harness.worker import Loaded, leave, serve
 TASKS = Path("/proc/self/task")
 CUDA_MEMORY_DEVICE = "/dev/nvidia-uvm"  # opened by cuInit, and not by NVML
 DESCRIPTORS = 4
+INSTALLED = "site-packages"  # not edited while it is measured, and too much to look at
 IMPORTED_LATER = {  # by a worker, where the package is there
     "torch": ("frostline.harness.meters.counts", "frostline.harness.meters.memory", "frostline.harness.verify"),
     "numpy": ("numpy.random",),
@@ -50,6 +51,9 @@ THREAD_SETTERS = {  # of libraries that have read their variables when they were
         f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "_64", "")
     ),
 }
+
+
+Stamp: TypeAlias = tuple[int, int, int] | None  # of a file: when it was written, its size, its inode; None where it is gone
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Zygote:
         self.children: dict[int, int] = {}
         self.targets: Sequence[str] = ()
         self.loaded: Loaded
-        self.files: dict[str, str] = {}
+        self.files: dict[str, Stamp] = {}
+        self.began_ns = time.time_ns()
 
     def run(self) -> Birth | None:
         """Serve until the session closes its end: then None. In a copy: what it is to be."""
@@ -110,20 +115,26 @@ class Zygote:
         except Exception as error:
             traceback.print_exc()
             return f"{type(error).__name__}: {error}".splitlines()[0][:500]
-        self.files = self._read_files()
+        self.files = {file: _stamp(file) for file in self._files_in_question()}
         gc.collect()
         gc.freeze()  # what is there stays: a collection in a copy would touch, and so copy, every page of it
         return unfit()
 
-    def _read_files(self) -> dict[str, str]:
-        """The content of what was imported and is in question, by file: the suite's own, and the target packages'."""
-        suite = self.loaded[1].path
-        own = {suite: hashlib.sha256(Path(suite).read_bytes()).hexdigest()} if suite and Path(suite).is_file() else {}
-        return own | {module.file: module.sha256 for module in imported_modules(self.targets)}
+    def _files_in_question(self) -> list[str]:
+        """What was imported of the target packages, and the suite's file with what lies beside it."""
+        suite = Path(self.loaded[1].path).resolve()
+        names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        beside = [name for name in names if name and suite.parent in Path(name).parents and INSTALLED not in Path(name).parts]
+        return [str(suite), *beside, *(module.file for module in imported_modules(self.targets))]
+
+    def _stale(self) -> bool:
+        """Whether a file in question has changed since it was imported: a new interpreter would run other code."""
+        late = any(stamp is not None and stamp[0] > self.began_ns for stamp in self.files.values())
+        return late or any(_stamp(file) != stamp for file, stamp in self.files.items())
 
     def _fork(self, request: dict[str, Any], descriptors: Sequence[int], own: Sequence[int]) -> Birth | None:
         command, reply, output, status = descriptors
-        refusal: dict[str, Any] = {"stale": True} if self._read_files() != self.files else {}
+        refusal: dict[str, Any] = {"stale": True} if self._stale() else {}
         if reason := unfit():
             refusal = {"refused": reason}
         pid = -1
@@ -201,6 +212,14 @@ def unfit() -> str:
     if (cuda is not None and cuda.is_initialized()) or _has_open(CUDA_MEMORY_DEVICE):
         return "what the suite imports initialized CUDA"
     return ""
+
+
+def _stamp(file: str) -> Stamp:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def set_threads(threads: int) -> None:

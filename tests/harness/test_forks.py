@@ -272,6 +272,22 @@ def test_code_that_changed_since_it_was_imported_is_not_copied(tmp_path):
             forked(zygote, path=side, targets=("thing",))
 
 
+def test_a_part_of_the_suite_that_changed_is_not_copied(tmp_path):
+    (tmp_path / "helper.py").write_text("A = 1\n")
+    (tmp_path / "bench.py").write_text("import helper\n" + SUITE)
+    with started(tmp_path / "bench.py") as zygote:
+        forked(zygote).close()
+        (tmp_path / "helper.py").write_text("A = 2\n")
+        with pytest.raises(Stale, match="changed on disk"):
+            forked(zygote)
+
+
+def test_code_that_changes_while_it_is_imported_is_not_copied(tmp_path):
+    (tmp_path / "bench.py").write_text(f"open(__file__, 'a').write('# edited')\n{SUITE}")
+    with started(tmp_path / "bench.py") as zygote, pytest.raises(Stale, match="changed on disk"):
+        forked(zygote)
+
+
 def test_a_worker_ends_with_its_zygote(zygote, suite_file):
     with forked(zygote) as worker:
         build(worker, suite_file)
