@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,6 +77,10 @@ SeedOption = Annotated[
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", help="Seconds that a process may take to answer before it is ended.")
 ]
+IsolationOption = Annotated[
+    str,
+    typer.Option("--isolation", help="spawn: each process a new interpreter; fork: a copy of one that has imported the suite."),
+]
 DbOption = Annotated[Path, typer.Option("--db", envvar="FROSTLINE_DB", help="The database that keeps every sample.")]
 RepoOption = Annotated[Path, typer.Option("--repo", help="The git repository whose revisions are compared.")]
 MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Also write the table as Markdown to this file.")]
@@ -96,6 +101,7 @@ def run(
     threads: ThreadsOption = None,
     seed: SeedOption = 0,
     timeout: TimeoutOption = 600.0,
+    isolation: IsolationOption = "spawn",
     db: DbOption = DEFAULT_DB,
     resume: Annotated[str | None, typer.Option("--resume", help="Finish an interrupted session: its id, or last.")] = None,
     markdown: MarkdownOption = None,
@@ -113,7 +119,7 @@ def run(
         raise UsageError("SUITE: name one suite (frostline run grpo), or an interrupted session (--resume last), not both")
     if resume:
         _nothing_but_resume(context)
-    request = _request(suite, preset, settings, implementations, rounds, device, threads, seed, timeout)
+    request = _request(suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation)
     plan = plan_run(request) if suite else None
     with Store.open(db, create=plan is not None) as store:
         if plan is not None:
@@ -151,6 +157,7 @@ def compare(
     threads: ThreadsOption = None,
     seed: SeedOption = 0,
     timeout: TimeoutOption = 600.0,
+    isolation: IsolationOption = "spawn",
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
     check: Annotated[
@@ -168,7 +175,7 @@ def compare(
     from frostline.results.store import Store
 
     check_outputs({"--markdown": markdown})
-    request = _request(suite, preset, settings, implementation, rounds, device, threads, seed, timeout)
+    request = _request(suite, preset, settings, implementation, rounds, device, threads, seed, timeout, isolation)
     first = Asked(base, "BASE", [*(extras or []), *(base_extras or [])])
     second = Asked(head, "HEAD", [*(extras or []), *(head_extras or [])])
     plan = commands.comparison(request, first, second, repo, _progress())
@@ -346,6 +353,7 @@ def gate(
     ] = None,
     head: Annotated[str | None, typer.Option("--head", help="Default: the working tree.")] = None,
     repo: RepoOption = Path(),
+    isolation: Annotated[str | None, typer.Option("--isolation", help="spawn or fork. Default: the policy's.")] = None,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file.")] = None,
@@ -368,6 +376,7 @@ def gate(
     summary = Path(os.environ["GITHUB_STEP_SUMMARY"]) if os.environ.get("GITHUB_STEP_SUMMARY") else None
     check_outputs({"--markdown": markdown, "--junit": junit, "--json": json_file, "GITHUB_STEP_SUMMARY": summary})
     policy = load_policy(find_project(repo).root / "pyproject.toml")
+    policy = replace(policy, isolation=isolation or policy.isolation)
     with Store.open(db) as store:
         policy, done = commands.gate(policy, base, head, repo, store, _progress(), _command_line())
         evidence = [Evidence.load(store, one.session.id) for one in done]
@@ -438,7 +447,7 @@ def _measure_noise(device: str | None, threads: int | None, rounds: int | None, 
 
 def _nothing_but_resume(context: typer.Context) -> None:
     """Refuse options that would change what is resumed: they would be left out without a word."""
-    names = ("preset", "settings", "implementations", "rounds", "device", "threads", "seed", "timeout")
+    names = ("preset", "settings", "implementations", "rounds", "device", "threads", "seed", "timeout", "isolation")
     typed = [name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     if typed:
         options = ", ".join("--set" if name == "settings" else f"--{name}" for name in typed)
@@ -455,9 +464,10 @@ def _request(
     threads: int | None = None,
     seed: int = 0,
     timeout: float = 600.0,
+    isolation: str = "spawn",
 ) -> Request:
     names = [name for name in (implementations or "").split(",") if name]
-    return Request(suite, preset, settings or [], names, rounds, device, threads, seed, timeout)
+    return Request(suite, preset, settings or [], names, rounds, device, threads, seed, timeout, isolation)
 
 
 def _progress() -> Progress:

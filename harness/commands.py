@@ -150,7 +150,9 @@ def gate(
         settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
         spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
         device = TARGET if predicted else None
-        plan = plan_compare(Request(spec, suite.preset, settings, rounds=suite.rounds, device=device), sources)
+        plan = plan_compare(
+            Request(spec, suite.preset, settings, rounds=suite.rounds, device=device, isolation=policy.isolation), sources
+        )
         named.append(replace(suite, name=plan.cases[0].suite))
         limits = policy.thresholds({suite.name: plan.delta})
         plan = replace(plan, delta=limits.delta[suite.name], byte_tolerance=limits.byte_tolerance)
