@@ -37,6 +37,7 @@ from frostline.harness.worker import Loaded, leave, serve
 TASKS = Path("/proc/self/task")
 CUDA_MEMORY_DEVICE = "/dev/nvidia-uvm"  # opened by cuInit, and not by NVML
 DESCRIPTORS = 4
+TICK_NS = 10_000_000  # a file's time is that of the kernel's last tick, which lies up to 10 ms back; an interpreter starts slower
 INSTALLED = "site-packages"  # not edited while it is measured, and too much to look at
 IMPORTED_LATER = {  # by a worker, where the package is there
     "torch": ("frostline.harness.meters.counts", "frostline.harness.meters.memory", "frostline.harness.verify"),
@@ -129,7 +130,7 @@ class Zygote:
 
     def _stale(self) -> bool:
         """Whether a file in question has changed since it was imported: a new interpreter would run other code."""
-        late = any(stamp is not None and stamp[0] > self.began_ns for stamp in self.files.values())
+        late = any(stamp is not None and stamp[0] > self.began_ns - TICK_NS for stamp in self.files.values())
         return late or any(_stamp(file) != stamp for file, stamp in self.files.items())
 
     def _fork(self, request: dict[str, Any], descriptors: Sequence[int], own: Sequence[int]) -> Birth | None:
