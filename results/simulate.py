@@ -10,19 +10,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from frostline.results.noise import noise_of_a_round
 from frostline.results.power import most_noise
 from frostline.results.record import Outcome
-from frostline.results.statistics import Array, drifts, is_bimodal
+from frostline.results.statistics import Array, clock_changed, drifts, is_bimodal
 from frostline.results.verdict import DEFAULT_DELTA, judge_timing
 
 SEED = 20_260_101
 TRIALS = 5_000
 ROUNDS = 8
+CLOCK_JITTER = 0.005  # standard deviation of a calm clock's readings: 10 MHz of 1980, where a GPU's clock moves in steps of 15
+SHAPES: Mapping[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
+    "normal": lambda generator, size: generator.normal(size=size),
+    "uniform": lambda generator, size: generator.uniform(-math.sqrt(3), math.sqrt(3), size=size),
+    "exponential": lambda generator, size: generator.exponential(size=size),
+}
+"""Calm noise of standard deviation 1: as textbooks have it, without tails, and with one long tail as times have it."""
 
 
 def outcome_rates(
@@ -51,10 +58,36 @@ def outcome_rates(
     return {outcome: ended[outcome] / trials for outcome in Outcome}
 
 
-def flag_rates(count: int, *, trials: int, seed: int = SEED) -> tuple[float, float]:
-    """How often calm rounds are flagged by chance: (drift, bimodal), for `count` independent normal rounds."""
-    draws = np.random.default_rng(seed).normal(0.0, 0.02, size=(trials, count))
-    return float(np.mean([drifts(drawn) for drawn in draws])), float(np.mean([is_bimodal(np.exp(drawn)) for drawn in draws]))
+def flag_rates(count: int, shape: str, *, trials: int, seed: int = SEED) -> Mapping[str, float]:
+    """How often a calm session is flagged by chance, by flag.
+
+    Args:
+        count: of rounds.
+        shape: of the noise, one of `SHAPES`.
+        trials: simulated sessions.
+        seed: of the random generator.
+    """
+    noise = SHAPES[shape](np.random.default_rng(seed), (trials, count))
+    return {
+        "drift": float(np.mean([drifts(drawn) for drawn in 0.02 * noise])),
+        "bimodal": float(np.mean([is_bimodal(np.exp(drawn)) for drawn in 0.02 * noise])),
+        "clock changed": float(np.mean([clock_changed(np.exp(drawn)) for drawn in CLOCK_JITTER * noise])),
+    }
+
+
+def found_rates(count: int, *, trials: int, seed: int = SEED) -> Mapping[str, float]:
+    """How often what is there is flagged over `count` normal rounds, in units of a round's standard deviation.
+
+    A drift of three of them from the first round to the last, and two equally likely modes that are 8 and 12 of them apart.
+    """
+    generator = np.random.default_rng(seed)
+    noise = generator.normal(size=(trials, count))
+    second = generator.integers(0, 2, size=(trials, count))
+    return {
+        "drift by 3": float(np.mean([drifts(drawn) for drawn in noise + np.linspace(0.0, 3.0, count)])),
+        "modes 8 apart": float(np.mean([is_bimodal(np.exp(0.01 * drawn)) for drawn in noise + 8 * second])),
+        "modes 12 apart": float(np.mean([is_bimodal(np.exp(0.01 * drawn)) for drawn in noise + 12 * second])),
+    }
 
 
 def noisy_rate(deviation: float, *, trials: int, seed: int = SEED) -> float:
@@ -80,27 +113,35 @@ def rates_row(effect: float, deviation: float) -> str:
     return f"| {' | '.join((f'{effect:+.0%}', f'{deviation:.0%}', *(f'{share:.1%}' for share in shares)))} |"
 
 
-def flags_row(count: int) -> str:
+def flags_row(count: int, shape: str) -> str:
     """A line of the second table: how often `count` calm rounds are flagged."""
-    drift, bimodal = flag_rates(count, trials=TRIALS)
-    return f"| {count} | {drift:.1%} | {bimodal:.1%} |"
+    return f"| {count} | {shape} | {' | '.join(f'{rate:.1%}' for rate in flag_rates(count, shape, trials=TRIALS).values())} |"
+
+
+def found_row(count: int) -> str:
+    """A line of the third table: how often a drift and two modes are flagged over `count` rounds."""
+    return f"| {count} | {' | '.join(f'{rate:.0%}' for rate in found_rates(count, trials=TRIALS).values())} |"
 
 
 def noisy_row(deviation: float) -> str:
-    """A line of the third table: how often a machine of this noise fails, by one step and by any of three."""
+    """A line of the last table: how often a machine of this noise fails, by one step and by any of three."""
     rate = noisy_rate(deviation, trials=TRIALS)
     return f"| {deviation:.0%} | {rate:.1%} | {1 - (1 - rate) ** 3:.1%} |"
 
 
 def main() -> None:
-    """Print the three tables of `docs/method.md`."""
+    """Print the tables of `docs/method.md`."""
     print("| true change | sd of a round | faster or slower | same | inconclusive |\n|---|---|---|---|---|")
     for effect in (0.0, 0.02, 0.05, 0.10):
         for deviation in (0.01, 0.02, 0.03, 0.05):
             print(rates_row(effect, deviation))
-    print("\n| rounds | flagged as drift by chance | flagged as bimodal by chance |\n|---|---|---|")
-    for count in (6, 8, 16):
-        print(flags_row(count))
+    print("\n| rounds | noise | drift | bimodal | clock changed |\n|---|---|---|---|---|")
+    for count in (6, 8, 16, 24):
+        for shape in SHAPES:
+            print(flags_row(count, shape))
+    print("\n| rounds | drift by 3 | modes 8 apart | modes 12 apart |\n|---|---|---|---|")
+    for count in (8, 16, 24):
+        print(found_row(count))
     print("\n| sd of a round | noisy by one step | by any of three |\n|---|---|---|")
     for deviation in (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08):
         print(noisy_row(deviation))
