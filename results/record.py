@@ -348,7 +348,7 @@ class Outcome(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a verdict is what it is. Every code has a sentence in `verdict.py` and a test."""
+    """Why a verdict is what it is. Every code has a sentence and a test (`tests/results/test_reasons.py`)."""
 
     INTERVAL_EXCLUDES_ZERO = "interval_excludes_zero"
     INTERVAL_WITHIN_DELTA = "interval_within_delta"

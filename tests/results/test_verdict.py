@@ -1,10 +1,9 @@
-"""Every outcome and every reason, with the sentence that a maintainer reads."""
+"""Every outcome, with the sentence that a maintainer reads (and in `test_reasons.py` every reason code)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,7 +71,7 @@ class TestTiming:
         assert judge_timing(rounds(8, 0.0, 0.005)).sentence.startswith("The same within 3 %: ")
         assert judge_timing(rounds(8, 0.0, 0.1)).sentence.startswith("Cannot tell a change of 3 % from none: ")
 
-    @pytest.mark.parametrize("count", range(3, 13))
+    @pytest.mark.parametrize("count", range(3, 25))
     def test_fully_separated_rounds_at_every_size(self, count):
         judged = judge_timing(rounds(count, 0.5, 0.01))
         assert judged.outcome is (Outcome.SLOWER if count >= 6 else Outcome.INCONCLUSIVE)
@@ -392,8 +391,3 @@ class TestAcross:
     def test_nothing_in_common(self, make_world):
         with pytest.raises(UsageError, match="share no implementation"):
             judge_across(evidence(make_world(("a", "b"))), evidence(make_world(("c", "d"))))
-
-
-def test_every_reason_is_tested_here():
-    text = Path(__file__).read_text(encoding="utf-8")
-    assert [reason.name for reason in Reason if f"Reason.{reason.name}" not in text] == []
