@@ -164,7 +164,9 @@ def _judge_metric(side: _Place, baseline: _Place, metric: Metric, delta: float, 
         )
         return Judgement(Outcome.INCONCLUSIVE, Reason.DIFFERENT_SESSION, sentence, ratio)
     ratios = side.evidence.round_ratios(side.case.id, metric.name, side.side.position)
-    return judge_timing([one.log_ratio for one in ratios], delta=delta, direction=metric.direction)
+    taken = max((one.round for one in ratios), default=-1) + 1  # by number: some of them may have no ratio
+    errors = side.evidence.looks.errors(taken)
+    return judge_timing([one.log_ratio for one in ratios], delta=delta, direction=metric.direction, errors=errors)
 
 
 def _kept_apart(side: _Place, baseline: _Place) -> Judgement | None:
@@ -209,6 +211,7 @@ def _verdict(side: _Place, baseline: _Place, metric: Metric, judged: Judgement, 
         flags=tuple(flags),
         role=side.role,
         baseline_session_id="" if head == base else base,
+        level=judged.level,
     )
 
 
