@@ -7,22 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frostline.harness import session as sessions
-from frostline.harness.checkout import (
-    find_project,
-    git_source,
-    installed_source,
-    merge_base,
-    resolve,
-    restore,
-    state_of,
-    worktree_source,
-)
+from frostline.harness.checkout import find_project, installed_source, merge_base, state_of
 from frostline.harness.describe import LOOKS, Request, plan_compare
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
 from frostline.harness.selection import bundled_names
 from frostline.harness.side import Source
+from frostline.harness.sources import Asked, check, make, restore
 from frostline.results.noise import DETAIL as SELF_COMPARISON
 from frostline.results.policy import MERGE_BASE, Policy
 from frostline.results.record import NothingMeasured, Role, Session, Status, UsageError, Verdict
@@ -51,26 +43,26 @@ def measure(plan: Plan, store: Store, progress: Progress, command: str) -> Measu
     return _finish(plan, sessions.open_session(plan, store, command, state_of(Path())), store, progress)
 
 
-def comparison(request: Request, base: str | None, head: str | None, repo: Path, progress: Progress) -> Plan:
-    """A plan that varies the source. Without `base` HEAD, without `head` the working tree.
+def comparison(request: Request, base: Asked, head: Asked, repo: Path, progress: Progress) -> Plan:
+    """A plan that varies the source. Without a text `base` is HEAD and `head` the working tree.
 
     Raises:
         UsageError: neither was named and the working tree is HEAD, or what was named is not there.
-        NothingMeasured: a source cannot be built.
+        NothingMeasured: a source cannot be built or downloaded.
     """
-    root = find_project(repo).root
-    for ref, argument in ((base, "BASE"), (head, "HEAD")):
-        if ref is not None:
-            resolve(ref, root, argument)
-    if request.suite in bundled_names() and not (root / "kernels").is_dir():
-        raise UsageError(
-            f"--suite: {request.suite} measures frostline's own kernels, which {root} does not have; name a suite file"
-        )
-    progress.note(f"preparing {base or 'HEAD'} and {head or 'the working tree'}")
+    against = replace(base, text=base.text or "HEAD")
+    for asked in (against, head):
+        check(asked, repo)
+        if request.suite in bundled_names() and asked.of_git and not (find_project(repo).root / "kernels").is_dir():
+            raise UsageError(
+                f"--suite: {request.suite} measures frostline's own kernels, which {find_project(repo).root} does not have; "
+                "name a suite file"
+            )
+    progress.note(f"preparing {against.text} and {head.text or 'the working tree'}")
 
     def sources(targets: Sequence[str]) -> list[Source]:
-        first, second = _two_sources(base or "HEAD", head, repo, targets, ("BASE", "HEAD"))
-        if base is None and first.identity == second.identity:
+        first, second = (make(asked, repo, targets) for asked in (against, head))
+        if base.text is None and first.identity == second.identity:
             raise UsageError(
                 "BASE HEAD: none was named and the working tree is HEAD, so there is nothing to compare; "
                 "change something, or name two revisions (frostline compare main my-branch)"
@@ -151,25 +143,21 @@ def gate(
     predicted = policy.predicted if policy.predicted != "auto" else not query_gpu(["name"])
 
     def sources(targets: Sequence[str]) -> list[Source]:
-        return _two_sources(against, head, repo, targets, ("--base", "--head"))
+        return [make(Asked(against, "--base"), repo, targets), make(Asked(head, "--head"), repo, targets)]
 
     done, named = [], []
     for suite in policy.suites:
         settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
         spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
         device = TARGET if predicted else None
-        plan = plan_compare(Request(spec, suite.preset, settings, rounds=suite.rounds, device=device), sources)
+        plan = plan_compare(
+            Request(spec, suite.preset, settings, rounds=suite.rounds, device=device, isolation=policy.isolation), sources
+        )
         named.append(replace(suite, name=plan.cases[0].suite))
         limits = policy.thresholds({suite.name: plan.delta})
         plan = replace(plan, delta=limits.delta[suite.name], byte_tolerance=limits.byte_tolerance)
         done.append((predict if predicted else measure)(plan, store, progress, command))
     return replace(policy, suites=named), done
-
-
-def _two_sources(base: str, head: str | None, repo: Path, targets: Sequence[str], arguments: tuple[str, str]) -> list[Source]:
-    """A revision, and another one or the working tree. `arguments` are what the user would call them, for messages."""
-    first = git_source(base, repo, targets, arguments[0])
-    return [first, git_source(head, repo, targets, arguments[1]) if head else worktree_source(repo, targets)]
 
 
 def _finish(plan: Plan, session: Session, store: Store, progress: Progress) -> Measured:

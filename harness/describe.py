@@ -20,6 +20,7 @@ from frostline.harness.side import Side, Source
 from frostline.results.record import Bar, Case, UsageError
 
 DESCRIBE_TIMEOUT_S = 300.0
+ISOLATIONS = ("spawn", "fork")
 LOOKS = 2  # of a comparison: a second one where the first could not tell
 LOOK_ROUNDS = 8  # of a comparison's look, at least: what the verdicts' error rates in docs/method.md were simulated for
 
@@ -37,8 +38,11 @@ class Request:
     threads: int | None = None
     seed: int = 0
     timeout_s: float = 600.0
+    isolation: str = "spawn"
 
     def __post_init__(self) -> None:
+        if self.isolation not in ISOLATIONS:
+            raise UsageError(f"--isolation: expected {' or '.join(ISOLATIONS)}, got {self.isolation!r}")
         if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {self.device!r}")
         for name, value, least, most in (
@@ -156,5 +160,6 @@ def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) 
         looks=looks,
         seed=request.seed,
         timeout_s=request.timeout_s,
+        isolation=request.isolation,
         selection=selection,
     )

@@ -32,6 +32,7 @@ class Plan:
         threads, seed, timeout_s: given to every process; the seed moves on with the round.
         selection: what the user asked for, for the record.
         fewer_rounds: by case id and implementation, of a side that does not take part in all rounds of a look; 0: not at all.
+        isolation: how processes are started: `spawn` or `fork`.
         bars: what the suite asks of the figures, where the implementation varies.
     """
 
@@ -49,6 +50,7 @@ class Plan:
     selection: Mapping[str, Any] = field(default_factory=dict)
     fewer_rounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     bars: Sequence[Bar] = ()
+    isolation: str = "spawn"
 
     @property
     def baseline(self) -> Side:

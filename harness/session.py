@@ -16,9 +16,10 @@ from typing import Any
 
 from frostline.harness.device import hold_device, hold_session, this_machine
 from frostline.harness.isolation import Process
+from frostline.harness.launch import Launcher
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
-from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, start, tell_all
+from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, tell_all
 from frostline.harness.side import Side
 from frostline.results.evidence import Evidence
 from frostline.results.judge import Thresholds, judge_session
@@ -59,11 +60,11 @@ def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> l
     """Do what is pending of the plan and conclude. Also finishes a session that was interrupted."""
     state = _State.of(store.processes(session.id))
     keeper = _Keeper(plan, store, session)
-    with hold_session(session.id), hold_device(plan.device), progress:
-        _verify(plan, state, keeper, progress)
+    with hold_session(session.id), hold_device(plan.device), progress, Launcher(plan, progress.note) as launcher:
+        _verify(launcher, state, keeper, progress)
         cases: Collection[str] = {case.id for case in plan.cases}
         for look in range(plan.looks):
-            _measure_look(plan, state, keeper, progress, look, cases)
+            _measure_look(launcher, state, keeper, progress, look, cases)
             begun = {case_id for case_id, round_index in state.done if round_index >= (look + 1) * plan.rounds}
             cases = begun | set(needs_second_look(judge(plan, store, session)))
             if not cases or look + 1 == plan.looks:
@@ -76,13 +77,14 @@ def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> l
     """The cost model's figures of every case on every side. One process a side serves all cases: nothing is run in it."""
     keeper = _Keeper(plan, store, session)
     processes: dict[int, Process] = {}
-    with ExitStack() as stack, progress:
+    with progress, Launcher(plan, progress.note) as launcher, ExitStack() as stack:
         progress.begin(len(plan.cases), "predicting")
         for case in plan.cases:
             sides = plan.sides_of(case)
             for side in sides:
                 if side.position not in processes:
-                    processes[side.position] = stack.enter_context(start(side, plan, 0))
+                    (process,) = launcher.start([side], 0)
+                    processes[side.position] = stack.enter_context(process)
             runs = [Run(side, processes[side.position]) for side in sides]
             tell_all(runs, plan, case, "predict")
             for run in runs:
@@ -158,15 +160,16 @@ class _Keeper:
         return item
 
 
-def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> None:
+def _verify(launcher: Launcher, state: _State, keeper: _Keeper, progress: Progress) -> None:
     """Check every side once per case, in a process of its own, before any of its times are taken."""
+    plan = launcher.plan
     todo = [case for case in plan.cases if state.unverified(plan, case)]
     progress.begin(len(todo), "checking outputs")
     for case in todo:
-        runs = run_beside(plan, case, state.unverified(plan, case), "verify")
+        runs = run_beside(launcher, case, state.unverified(plan, case), "verify")
         crowded = [run for run in runs if run.status is Status.OOM and len(runs) > 1]
         keeper.keep(case, -1, crowded, role=Role.VERIFY, counted=False)
-        runs = [run for run in runs if run not in crowded] + [run_alone(plan, case, run.side, "verify") for run in crowded]
+        runs = [run for run in runs if run not in crowded] + [run_alone(launcher, case, run.side, "verify") for run in crowded]
         for run in runs:
             errors = _judge_outputs(run)
             for item in keeper.keep(case, -1, [run], role=Role.VERIFY, verifications=errors):
@@ -184,21 +187,24 @@ def _judge_outputs(run: Run) -> list[Verification]:
     return errors
 
 
-def _measure_look(plan: Plan, state: _State, keeper: _Keeper, progress: Progress, look: int, case_ids: Collection[str]) -> None:
+def _measure_look(
+    launcher: Launcher, state: _State, keeper: _Keeper, progress: Progress, look: int, case_ids: Collection[str]
+) -> None:
     """The rounds of one look that are not stored yet."""
+    plan = launcher.plan
     pending = list(plan.pending(look, state.done, case_ids))
     work = [len(state.sides(plan, case, round_index)) for case, round_index in pending]  # a round lasts as its sides are many
     progress.begin(len(pending), "measuring", work=sum(work))
     for (case, round_index), expected in zip(pending, work, strict=True):
         sides = state.sides(plan, case, round_index)
         if sides:
-            for item in _one_round(plan, state, keeper, case, round_index, sides):
+            for item in _one_round(launcher, state, keeper, case, round_index, sides):
                 state.learn(item)
         progress.step(f"round {round_index + 1} of {plan.name_of(case)}", work=expected)
 
 
 def _one_round(
-    plan: Plan, state: _State, keeper: _Keeper, case: Case, round_index: int, sides: Sequence[Side]
+    launcher: Launcher, state: _State, keeper: _Keeper, case: Case, round_index: int, sides: Sequence[Side]
 ) -> list[ProcessRecord]:
     """A round, repeated in turn when memory ran out beside others; a side that failed is tried once more alone.
 
@@ -206,13 +212,13 @@ def _one_round(
     """
     kept = []
     interleave = state.interleave(case)
-    runs = measure_round(plan, case, sides, round_index, interleave)
+    runs = measure_round(launcher, case, sides, round_index, interleave)
     if interleave is Interleave.BLOCK and len(sides) > 1 and any(run.status is Status.OOM for run in runs):
         kept += keeper.keep(case, round_index, runs, role=Role.MEASURE, counted=False, interleave=interleave)
         interleave = Interleave.PROCESS
-        runs = measure_round(plan, case, sides, round_index, interleave)
+        runs = measure_round(launcher, case, sides, round_index, interleave)
     failed = [run for run in runs if not run.live and run.status not in LEFT_OUT]
-    again = {id(run): measure_round(plan, case, [run.side], round_index, Interleave.BLOCK) for run in failed}
+    again = {id(run): measure_round(launcher, case, [run.side], round_index, Interleave.BLOCK) for run in failed}
     passed_over = [run for run in failed if all(second.live for second in again[id(run)])]
     counted = [run for run in runs if run not in passed_over]
     kept += keeper.keep(case, round_index, counted, role=Role.MEASURE, interleave=interleave)

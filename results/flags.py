@@ -12,6 +12,7 @@ from frostline.results.record import Interleave, ProcessRecord, RoundRatio, Side
 from frostline.results.statistics import Values, clock_changed, drifts, is_bimodal
 
 SAME_CODE = "same code"
+BESIDE = "installed_with"  # of a side's detail: the distributions that it was given
 NOT_VERIFIED = "not verified"
 DRIFT = "drift"
 BIMODAL = "bimodal"
@@ -31,8 +32,11 @@ THROTTLE_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 def code_flags(
     side: SideRecord, baseline: SideRecord, records: Sequence[ProcessRecord], baseline_records: Sequence[ProcessRecord]
 ) -> list[str]:
-    """`same code`, when both sides are one implementation and loaded the same target code (or come from the same source)."""
-    if side.implementation != baseline.implementation:
+    """`same code`, when both sides are one implementation and loaded the same target code (or come from the same source).
+
+    Not of sides that have different distributions beside it: those are what is compared then.
+    """
+    if side.implementation != baseline.implementation or side.detail.get(BESIDE) != baseline.detail.get(BESIDE):
         return []
     codes = {record.code_id for record in records}, {record.code_id for record in baseline_records}
     loaded_same = codes[0] == codes[1] and len(codes[0]) == 1 and codes[0] != {""}

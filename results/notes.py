@@ -26,7 +26,7 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
             else []
         ),
         f"baseline {names[evidence.baseline.position]}; session {session.id}",
-        *_commits(evidence),
+        *_sources(evidence),
         *_flags(verdicts),
         *([evidence.noise_mark] if cases and evidence.noise_mark else []),
     ]
@@ -133,12 +133,20 @@ def _shares(evidence: Evidence) -> Iterator[str]:
     yield from (f"{what}: {', '.join(names)}" for what, names in shared.items())
 
 
-def _commits(evidence: Evidence) -> Iterator[str]:
+def _sources(evidence: Evidence) -> Iterator[str]:
+    """What each side's name led to: a commit with its subject, a release, and what was installed beside it."""
     names = side_names(evidence.sides)
     for side in evidence.sides:
-        if "commit" in side.detail:
-            changed = ", with changes" if side.detail.get("dirty") else ""
-            yield f"{names[side.position]}: {side.detail['commit'][:12]}{changed} ({side.detail.get('subject', '')})"
+        detail, told = side.detail, []
+        if "commit" in detail:
+            changed = ", with changes" if detail.get("dirty") else ""
+            told.append(f"{detail['commit'][:12]}{changed} ({detail.get('subject', '')})")
+        if "distribution" in detail and f"=={detail['version']}" not in side.source:
+            told.append(f"{detail['distribution']} {detail['version']}")
+        if more := [pin for pin in detail.get("installed_with", ()) if pin not in side.source]:
+            told.append(f"with {', '.join(more)}")
+        if told:
+            yield f"{names[side.position]}: {', '.join(told)}"
 
 
 def _flags(verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from frostline.results.record import FLOPS, METRICS, PEAK_ALLOCATED, STEP_TIME, 
 
 TABLE = "tool.frostline.gate"
 MERGE_BASE = "merge-base"
-OPTIONS = {"inconclusive": ("fail", "warn"), "predicted": ("auto", True, False)}
+OPTIONS = {"inconclusive": ("fail", "warn"), "predicted": ("auto", True, False), "isolation": ("spawn", "fork")}
 MAY_BLOCK = (Outcome.SLOWER, Outcome.FASTER, Outcome.MORE, Outcome.LESS, Outcome.BROKEN)
 
 Table: TypeAlias = Mapping[str, Any]
@@ -61,7 +61,7 @@ class Policy:
     `blocks`: outcomes that fail it (exit 1). `inconclusive`: whether a verdict that could not be reached fails it too (exit 3)
     or is only said. `base`: what is compared with, a revision or `merge-base`. `predicted`: whether the cost model's figures
     are gated: `auto` means on machines without a GPU. `false_discovery`: the share of false ones that is allowed among the
-    times that block (Benjamini and Hochberg).
+    times that block (Benjamini and Hochberg). `isolation`: how processes are started, `spawn` or `fork`.
     """
 
     suites: Sequence[SuitePolicy] = ()
@@ -71,6 +71,7 @@ class Policy:
     base: str = MERGE_BASE
     predicted: bool | str = "auto"
     false_discovery: float = 0.01
+    isolation: str = "spawn"
 
     def thresholds(self, suite_deltas: Mapping[str, Mapping[str, float]] | None = None) -> Thresholds:
         """The policy's thresholds for `judge_session`; where it says nothing, a suite's own hold (by suite and metric)."""
@@ -104,7 +105,7 @@ def load_policy(pyproject: Path) -> Policy:
 
 def parse_policy(table: Table) -> Policy:
     """The policy that a TOML table says. Raises UsageError for a key that is unknown or of a wrong type."""
-    table = _keys(table, TABLE, ("suites", "metrics", "blocks", "inconclusive", "base", "predicted", "false_discovery"))
+    table = _keys(table, TABLE, ("suites", "metrics", "blocks", "base", "false_discovery", *OPTIONS))
     given: dict[str, Any] = {}
     for key, allowed in OPTIONS.items():
         if key in table:

@@ -200,6 +200,7 @@ class TestPolicy:
             inconclusive = "warn"
             base = "main"
             predicted = true
+            isolation = "fork"
             blocks = ["slower", "broken"]
             false_discovery = 0.05
             [tool.frostline.gate.suites.grpo]
@@ -223,6 +224,7 @@ class TestPolicy:
             inconclusive="warn",
             base="main",
             predicted=True,
+            isolation="fork",
             false_discovery=0.05,
         )
 
@@ -246,6 +248,7 @@ class TestPolicy:
             ({"inconclusive": "ignore"}, 'gate.inconclusive: wanted "fail" or "warn", got "ignore"'),
             ({"inconclusive": True}, 'gate.inconclusive: wanted "fail" or "warn", got true'),
             ({"predicted": "yes"}, 'gate.predicted: wanted "auto" or true or false, got "yes"'),
+            ({"isolation": "thread"}, 'gate.isolation: wanted "spawn" or "fork", got "thread"'),
             ({"base": 3}, "gate.base: wanted a revision, or merge-base, got 3"),
             ({"blocks": ["worse"]}, "gate.blocks: wanted a list of slower"),
             ({"blocks": []}, "gate.blocks: wanted a list of slower"),
