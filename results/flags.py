@@ -20,6 +20,7 @@ BASELINE_BIMODAL = "baseline bimodal"
 THROTTLED = "throttled"
 CLOCK_CHANGED = "clock changed"
 NOT_IN_BLOCKS = "not interleaved in blocks"
+OUT_OF_TIME = "out of time"  # the case has fewer rounds than its plan: the time that the session could take was used up
 
 CLOCKS = ("clock_sm_mhz", "clock_memory_mhz", "clock_mhz")
 # How often a core was slowed down because it was hot, and a control group stopped because its quota was used up.

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from frostline.results.evidence import Evidence, side_names, varying_axes
+from frostline.results.flags import OUT_OF_TIME
 from frostline.results.record import Case, ProcessRecord, Reason, Role, Status, Verdict
 
 MOST_PLACES = 3  # that one reason names
@@ -27,6 +28,7 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
         ),
         f"baseline {names[evidence.baseline.position]}; session {session.id}",
         *_sources(evidence),
+        *_out_of_time(evidence, verdicts),
         *_flags(verdicts),
         *([evidence.noise_mark] if cases and evidence.noise_mark else []),
     ]
@@ -149,7 +151,16 @@ def _sources(evidence: Evidence) -> Iterator[str]:
             yield f"{names[side.position]}: {', '.join(told)}"
 
 
+def _out_of_time(evidence: Evidence, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    cut = {one.case_id for one in verdicts if OUT_OF_TIME in one.flags}
+    if cut:
+        unmeasured = {one.case_id for one in verdicts if one.case_id in cut and one.reason is Reason.NOT_MEASURED}
+        none = f", {len(unmeasured)} of them none" if unmeasured else ""
+        yield f"the time ended it: {len(cut)} of {len(evidence.cases)} cases have fewer rounds than planned{none}"
+
+
 def _flags(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Each flag with how many verdicts carry it; what was skipped or never measured has nothing to remark."""
-    flagged = Counter(flag for one in verdicts if one.reason is not Reason.NOT_MEASURED for flag in one.flags)
+    flags = (flag for one in verdicts if one.reason is not Reason.NOT_MEASURED for flag in one.flags)
+    flagged = Counter(flag for flag in flags if flag != OUT_OF_TIME)  # which has a line of its own
     yield from (f"flag: {flag} ({count} verdict{'s' if count > 1 else ''})" for flag, count in flagged.items())
