@@ -25,6 +25,7 @@ SEED = 20_260_101
 TRIALS = 5_000
 ROUNDS = 8
 LOOKS: Sequence[tuple[int, tuple[int, int] | None]] = (
+    (8, None),
     (16, None),
     (24, None),
     (40, None),

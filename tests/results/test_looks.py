@@ -14,6 +14,7 @@ from frostline.results.evidence import Evidence
 from frostline.results.gate import ExitCode, decide
 from frostline.results.judge import judge_session
 from frostline.results.looks import Errors, Looks
+from frostline.results.notes import notes
 from frostline.results.policy import MetricPolicy, Policy, SuitePolicy
 from frostline.results.record import Outcome, Reason
 from frostline.results.schema import migrations
@@ -100,6 +101,15 @@ def test_a_session_is_judged_at_the_level_of_its_look(make_world, taken, most, l
     assert f"({words} interval " in verdict.sentence
     recovered = difference_p(verdict.effect, verdict.low, verdict.high, verdict.rounds, verdict.level)
     assert recovered == pytest.approx(reference.pvalue)
+
+
+def test_the_note_below_the_figures_says_how_confident_the_intervals_are(make_world):
+    for most, said in ((16, "99 % interval"), (40, "99.75 % interval")):
+        verdict, _, world = judged(make_world, 16, most)
+        found = Evidence(world.session, world.machine, world.sides, world.cases, world.processes, world.ratios)
+        assert any(f"with their {said};" in line for line in notes(found, [verdict]))
+        both = [verdict, replace(verdict, level=0.99)]
+        assert any("with their 99 % to 99.75 % interval;" in line for line in notes(found, both)) == (most == 40)
 
 
 def test_rounds_without_a_ratio_do_not_turn_a_later_look_into_the_first(make_world):

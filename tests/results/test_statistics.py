@@ -222,5 +222,5 @@ def test_calm_rounds_are_seldom_flagged(count, shape):
 
 def test_the_page_has_the_simulated_figures():
     page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
-    for row in (rates_row(0.0, 0.03), flags_row(16, "normal"), found_row(8)):
+    for row in (rates_row(0.0, 0.03), flags_row(16, "normal"), found_row(16)):
         assert row in page, "run: python -m frostline.results.simulate"
