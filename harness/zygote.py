@@ -37,9 +37,7 @@ from frostline.harness.worker import Loaded, leave, serve
 TASKS = Path("/proc/self/task")
 CUDA_MEMORY_DEVICE = "/dev/nvidia-uvm"  # opened by cuInit, and not by NVML
 DESCRIPTORS = 4
-TICK_NS = (
-    10_000_000  # a file's time is that of the kernel's last tick, which lies up to 10 ms back; an interpreter starts slower
-)
+TICK_NS = 10_000_000  # a file's time is that of the last tick, up to 10 ms back; no interpreter starts as fast
 INSTALLED = "site-packages"  # not edited while it is measured, and too much to look at
 IMPORTED_LATER = {  # by a worker, where the package is there
     "torch": ("frostline.harness.meters.counts", "frostline.harness.meters.memory", "frostline.harness.verify"),
