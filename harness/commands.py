@@ -167,15 +167,13 @@ def gate(
     named: list[SuitePolicy] = []
     left = policy.budget_s
     for at, suite in enumerate(policy.suites):
-        settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
-        spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
-        device = TARGET if predicted else None
-        request = Request(spec, suite.preset, settings, rounds=suite.rounds, device=device, isolation=policy.isolation)
         part = None if left is None else max(0.0, left) / (len(policy.suites) - at)
-        plan = plan_compare(replace(request, max_rounds=suite.max_rounds, budget_s=part), sources)
+        device = TARGET if predicted else None
+        request = replace(_gated(suite, root), device=device, isolation=policy.isolation, budget_s=part)
+        plan = plan_compare(request, sources)
         named.append(replace(suite, name=plan.cases[0].suite))
-        limits = policy.thresholds({suite.name: plan.delta})
-        plan = replace(plan, delta=limits.delta[suite.name], byte_tolerance=limits.byte_tolerance)
+        thresholds = policy.thresholds({suite.name: plan.delta})
+        plan = replace(plan, delta=thresholds.delta[suite.name], byte_tolerance=thresholds.byte_tolerance)
         begun = time.monotonic()
         if predicted:
             done.append(predict(plan, store, progress, command))
@@ -183,6 +181,13 @@ def gate(
             done.append(measure(plan, store, progress, command, among_others=True))
         left = None if left is None else left - (time.monotonic() - begun)
     return replace(policy, suites=named), done
+
+
+def _gated(suite: SuitePolicy, root: Path) -> Request:
+    """What the policy asks of a suite; a suite's file is named from the root of the repository."""
+    settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
+    spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
+    return Request(spec, suite.preset, settings, rounds=suite.rounds, max_rounds=suite.max_rounds)
 
 
 def _finish(plan: Plan, session: Session, store: Store, progress: Progress, *, among_others: bool = False) -> Measured:
