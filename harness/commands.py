@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +16,15 @@ from frostline.harness.progress import Progress
 from frostline.harness.selection import bundled_names
 from frostline.harness.side import Source
 from frostline.harness.sources import Asked, check, make, restore
+from frostline.results.flags import OUT_OF_TIME
 from frostline.results.noise import DETAIL as SELF_COMPARISON
-from frostline.results.policy import MERGE_BASE, Policy
+from frostline.results.policy import MERGE_BASE, Limits, Policy, SuitePolicy
 from frostline.results.record import NothingMeasured, Role, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
 from frostline.results.verdict import LEAST_ROUNDS
 
 NOISE_SUITE = "noise"  # bundled: what `frostline doctor --noise` compares with itself
+NO_LIMITS = Limits()
 TARGET = "cuda"  # what is predicted where nothing else is said: a laptop asks what a GPU would need
 
 
@@ -34,13 +37,14 @@ class Measured:
     verdicts: Sequence[Verdict]
 
 
-def measure(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
-    """Measure a plan as a new session.
+def measure(plan: Plan, store: Store, progress: Progress, command: str, *, among_others: bool = False) -> Measured:
+    """Measure a plan as a new session. One that is `among_others` may run out of time before anything is measured.
 
     Raises:
-        NothingMeasured: no process of it was ok.
+        NothingMeasured: no process of it was ok, or the time was used up before one could be.
     """
-    return _finish(plan, sessions.open_session(plan, store, command, state_of(Path())), store, progress)
+    session = sessions.open_session(plan, store, command, state_of(Path()))
+    return _finish(plan, session, store, progress, among_others=among_others)
 
 
 def comparison(request: Request, base: Asked, head: Asked, repo: Path, progress: Progress) -> Plan:
@@ -99,14 +103,14 @@ def measure_noise(plan: Plan, store: Store, progress: Progress, command: str) ->
     return _finish(plan, session, store, progress)
 
 
-def resume(session_ref: str, store: Store, progress: Progress) -> Measured:
-    """Finish a session that was interrupted, by its stored plan."""
+def resume(session_ref: str, store: Store, progress: Progress, budget_s: float | None = None) -> Measured:
+    """Finish a session that was interrupted or ran out of time, by its stored plan but in as much time as is given now."""
     session = store.session(session_ref)
     if session.detail.get("predicted"):
         raise UsageError(f"--resume: session {session.id} predicted and measured nothing; ask again with frostline cost")
     plan = _stored_plan(session)
     restored = [replace(side, source=restore(side.source)) for side in plan.sides]
-    return _finish(replace(plan, sides=restored), session, store, progress)
+    return _finish(replace(plan, sides=restored, budget_s=budget_s), session, store, progress)
 
 
 def verdicts_of(session: Session, store: Store) -> Sequence[Verdict]:
@@ -128,11 +132,19 @@ def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measu
 
 
 def gate(
-    policy: Policy, base: str | None, head: str | None, repo: Path, store: Store, progress: Progress, command: str
+    policy: Policy,
+    base: str | None,
+    head: str | None,
+    repo: Path,
+    store: Store,
+    progress: Progress,
+    command: str,
+    limits: Limits = NO_LIMITS,
 ) -> tuple[Policy, list[Measured]]:
     """Compare under a policy: a session for each of its suites, predicted or measured.
 
     `base` defaults to the policy's (the merge base with the main branch, else the parent of HEAD), `head` to the working tree.
+    Of a budget every suite gets an equal part, and what an earlier one left of its own.
 
     Returns:
         The policy with its suites by the names that their cases have (a file's suite is known once it is loaded), and the
@@ -145,34 +157,54 @@ def gate(
     def sources(targets: Sequence[str]) -> list[Source]:
         return [make(Asked(against, "--base"), repo, targets), make(Asked(head, "--head"), repo, targets)]
 
-    done, named = [], []
-    for suite in policy.suites:
-        settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
-        spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
-        device = TARGET if predicted else None
-        plan = plan_compare(
-            Request(spec, suite.preset, settings, rounds=suite.rounds, device=device, isolation=policy.isolation), sources
+    if predicted and limits.given:
+        raise UsageError(
+            f"{', '.join(limits.given)}: here the cost model decides, and nothing is measured; leave that out, "
+            "or set predicted = false in the policy"
         )
+    policy = policy.limited(limits)
+    done: list[Measured] = []
+    named: list[SuitePolicy] = []
+    left = policy.budget_s
+    for at, suite in enumerate(policy.suites):
+        part = None if left is None else max(0.0, left) / (len(policy.suites) - at)
+        device = TARGET if predicted else None
+        request = replace(_gated(suite, root), device=device, isolation=policy.isolation, budget_s=part)
+        plan = plan_compare(request, sources)
         named.append(replace(suite, name=plan.cases[0].suite))
-        limits = policy.thresholds({suite.name: plan.delta})
-        plan = replace(plan, delta=limits.delta[suite.name], byte_tolerance=limits.byte_tolerance)
-        done.append((predict if predicted else measure)(plan, store, progress, command))
+        thresholds = policy.thresholds({suite.name: plan.delta})
+        plan = replace(plan, delta=thresholds.delta[suite.name], byte_tolerance=thresholds.byte_tolerance)
+        begun = time.monotonic()
+        if predicted:
+            done.append(predict(plan, store, progress, command))
+        else:  # a suite without time must not silence what another one found
+            done.append(measure(plan, store, progress, command, among_others=True))
+        left = None if left is None else left - (time.monotonic() - begun)
     return replace(policy, suites=named), done
 
 
-def _finish(plan: Plan, session: Session, store: Store, progress: Progress) -> Measured:
+def _gated(suite: SuitePolicy, root: Path) -> Request:
+    """What the policy asks of a suite; a suite's file is named from the root of the repository."""
+    settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
+    spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
+    return Request(spec, suite.preset, settings, rounds=suite.rounds, max_rounds=suite.max_rounds)
+
+
+def _finish(plan: Plan, session: Session, store: Store, progress: Progress, *, among_others: bool = False) -> Measured:
     verdicts = sessions.measure(plan, store, session, progress)
-    _something_measured(store, session, Role.MEASURE)
+    out_of_time = any(OUT_OF_TIME in one.flags for one in verdicts)
+    if not (out_of_time and among_others):
+        _something_measured(store, session, Role.MEASURE, "the time was used up before the first round" if out_of_time else "")
     return Measured(session, plan, verdicts)
 
 
-def _something_measured(store: Store, session: Session, role: Role) -> None:
+def _something_measured(store: Store, session: Session, role: Role, why: str = "") -> None:
     """A session in which no process was ok is no success, whatever its rows say."""
     records = store.processes(session.id)
     if any(item.status is Status.OK and item.role is role for item in records):
         return
     failed = [item for item in records if item.status is not Status.OK]
     reasons = dict.fromkeys(f"{item.status}: {item.reason}" for item in failed)
-    said = "; ".join(list(reasons)[:3]) or "no process ran"
+    said = "; ".join(list(reasons)[:3]) or why or "no process ran"
     last = "\n  ".join(next((item.stderr.strip().splitlines()[-8:] for item in failed if item.stderr.strip()), []))
     raise NothingMeasured(f"nothing could be measured ({said})" + (f"\n  {last}" if last else ""))

@@ -133,6 +133,7 @@ def _measure_together(launcher: Launcher, case: Case, sides: Sequence[Side], rou
         tell_all(runs, launcher.plan, case, "build")
         _probe(runs)
         _drive(runs)
+        after = read_telemetry(launcher.plan.device)  # while they are there: an idle device lowers its clock
         live = [run for run in runs if run.live]
         for run in live:  # side by side: nothing is timed any more, and each side's peak fitted beside the others' before
             run.process.tell({"do": "finish"})
@@ -140,7 +141,6 @@ def _measure_together(launcher: Launcher, case: Case, sides: Sequence[Side], rou
             run.collect()
     finally:
         close_all(runs)
-    after = read_telemetry(launcher.plan.device)
     for run in runs:
         run.reply["telemetry"] = {"before": before, "after": after}
         run.prove()

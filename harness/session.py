@@ -1,8 +1,8 @@
 """Carry a plan out: verify each side, measure round after round, store every process, conclude.
 
-Nothing that the measured code does ends a session. A side that fails in a case is tried once more alone, then left out
-of that case's later rounds; the others go on. Every finished process is stored before the next begins, so an interrupted
-session keeps what it measured and `--resume` finishes the rest.
+Nothing that the measured code does ends a session; the time that it may take does, between two rounds. A side that fails in a
+case is tried once more alone, then left out of that case's later rounds; the others go on. Every finished process is stored
+before the next begins, so an interrupted session keeps what it measured and `--resume` finishes the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from frostline.harness.budget import Budget
 from frostline.harness.device import hold_device, hold_session, this_machine
 from frostline.harness.isolation import Process
 from frostline.harness.launch import Launcher
@@ -22,6 +23,7 @@ from frostline.harness.progress import Progress
 from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, tell_all
 from frostline.harness.side import Side
 from frostline.results.evidence import Evidence
+from frostline.results.flags import OUT_OF_TIME
 from frostline.results.judge import Thresholds, judge_session
 from frostline.results.record import (
     Case,
@@ -57,20 +59,26 @@ def open_session(plan: Plan, store: Store, command: str, detail: dict[str, Any])
 
 
 def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
-    """Do what is pending of the plan and conclude. Also finishes a session that was interrupted."""
+    """Do what is pending of the plan, as far as its budget goes, and conclude. Also finishes a session that was interrupted."""
     state = _State.of(store.processes(session.id))
     keeper = _Keeper(plan, store, session)
     with hold_session(session.id), hold_device(plan.device), progress, Launcher(plan, progress.note) as launcher:
-        _verify(launcher, state, keeper, progress)
+        budget = Budget(plan.budget_s)
+        _verify(launcher, state, keeper, progress, budget)
         cases: Collection[str] = {case.id for case in plan.cases}
-        for look in range(plan.looks):
-            _measure_look(launcher, state, keeper, progress, look, cases)
-            begun = {case_id for case_id, round_index in state.done if round_index >= (look + 1) * plan.rounds}
+        ends = plan.looks.ends
+        for look, end in enumerate(ends):
+            _measure_look(launcher, state, keeper, progress, look, cases, budget)
+            begun = {case_id for case_id, round_index in state.done if round_index >= end}
             cases = begun | set(needs_second_look(judge(plan, store, session)))
-            if not cases or look + 1 == plan.looks:
+            if not cases or end == ends[-1]:
                 break
-            progress.note(f"inconclusive after {plan.rounds} rounds in {len(cases)} of {len(plan.cases)} cases: as many again")
-    return _conclude(plan, store, session)
+            if not budget.cut:
+                some = f"{len(cases)} of {len(plan.cases)} cases"
+                progress.note(f"inconclusive after {end} rounds in {some}: on to {ends[look + 1]}")
+        if budget.cut:
+            progress.note(f"the time is used up: {len(budget.cut)} of {len(plan.cases)} cases have fewer rounds than planned")
+    return _conclude(plan, store, session, budget.cut)
 
 
 def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
@@ -160,12 +168,14 @@ class _Keeper:
         return item
 
 
-def _verify(launcher: Launcher, state: _State, keeper: _Keeper, progress: Progress) -> None:
+def _verify(launcher: Launcher, state: _State, keeper: _Keeper, progress: Progress, budget: Budget) -> None:
     """Check every side once per case, in a process of its own, before any of its times are taken."""
     plan = launcher.plan
     todo = [case for case in plan.cases if state.unverified(plan, case)]
     progress.begin(len(todo), "checking outputs")
     for case in todo:
+        if not budget.allows_check(case.id):
+            continue
         runs = run_beside(launcher, case, state.unverified(plan, case), "verify")
         crowded = [run for run in runs if run.status is Status.OOM and len(runs) > 1]
         keeper.keep(case, -1, crowded, role=Role.VERIFY, counted=False)
@@ -188,17 +198,27 @@ def _judge_outputs(run: Run) -> list[Verification]:
 
 
 def _measure_look(
-    launcher: Launcher, state: _State, keeper: _Keeper, progress: Progress, look: int, case_ids: Collection[str]
+    launcher: Launcher,
+    state: _State,
+    keeper: _Keeper,
+    progress: Progress,
+    look: int,
+    case_ids: Collection[str],
+    budget: Budget,
 ) -> None:
-    """The rounds of one look that are not stored yet."""
+    """The rounds of one look that are not stored yet, and that there is time for."""
     plan = launcher.plan
     pending = list(plan.pending(look, state.done, case_ids))
     work = [len(state.sides(plan, case, round_index)) for case, round_index in pending]  # a round lasts as its sides are many
     progress.begin(len(pending), "measuring", work=sum(work))
     for (case, round_index), expected in zip(pending, work, strict=True):
         sides = state.sides(plan, case, round_index)
+        if sides and not budget.allows_round(case.id):
+            continue  # a shorter case's may still be in time
         if sides:
-            for item in _one_round(launcher, state, keeper, case, round_index, sides):
+            with budget.round(case.id):
+                kept = _one_round(launcher, state, keeper, case, round_index, sides)
+            for item in kept:
                 state.learn(item)
         progress.step(f"round {round_index + 1} of {plan.name_of(case)}", work=expected)
 
@@ -241,7 +261,10 @@ def judge(plan: Plan, store: Store, session: Session) -> list[Verdict]:
     return judge_session(Evidence.load(store, session.id), Thresholds({"": plan.delta}, plan.byte_tolerance))
 
 
-def _conclude(plan: Plan, store: Store, session: Session) -> list[Verdict]:
-    verdicts = judge(plan, store, session)
+def _conclude(plan: Plan, store: Store, session: Session, cut: Collection[str] = ()) -> list[Verdict]:
+    """Judge and store; the verdicts of cases that were cut short say so."""
+    verdicts = [
+        replace(one, flags=(*one.flags, OUT_OF_TIME)) if one.case_id in cut else one for one in judge(plan, store, session)
+    ]
     store.add_verdicts(verdicts)
     return verdicts

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from frostline.harness.front.options import DEFAULT_DB, DbOption, MarkdownOption, RepoOption
+from frostline.harness.front.options import (
+    DEFAULT_DB,
+    BudgetOption,
+    DbOption,
+    MarkdownOption,
+    MaxRoundsOption,
+    RepoOption,
+    RoundsOption,
+    seconds,
+)
 from frostline.harness.front.printing import command_line, progress, show
 from frostline.harness.outputs import check_outputs
 
@@ -20,6 +29,9 @@ def gate(
     ] = None,
     head: Annotated[str | None, typer.Option("--head", help="Default: the working tree.")] = None,
     repo: RepoOption = Path(),
+    rounds: RoundsOption = None,
+    max_rounds: MaxRoundsOption = None,
+    budget: BudgetOption = None,
     isolation: Annotated[str | None, typer.Option("--isolation", help="spawn or fork. Default: the policy's.")] = None,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
@@ -36,7 +48,7 @@ def gate(
     from frostline.results.evidence import Evidence
     from frostline.results.gate import decide
     from frostline.results.gate_report import gate_json, gate_junit, gate_markdown
-    from frostline.results.policy import load_policy
+    from frostline.results.policy import Limits, load_policy
     from frostline.results.report import verdict_table
     from frostline.results.store import Store
 
@@ -44,8 +56,9 @@ def gate(
     check_outputs({"--markdown": markdown, "--junit": junit, "--json": json_file, "GITHUB_STEP_SUMMARY": summary})
     policy = load_policy(find_project(repo).root / "pyproject.toml")
     policy = replace(policy, isolation=isolation or policy.isolation)
+    limits = Limits(rounds, max_rounds, seconds(budget))
     with Store.open(db) as store:
-        policy, done = commands.gate(policy, base, head, repo, store, progress(), command_line())
+        policy, done = commands.gate(policy, base, head, repo, store, progress(), command_line(), limits)
         evidence = [Evidence.load(store, one.session.id) for one in done]
     verdicts = [verdict for one in done for verdict in one.verdicts]
     result = decide(verdicts, policy, [case for one in done for case in one.plan.cases])

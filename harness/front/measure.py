@@ -9,11 +9,13 @@ import typer
 
 from frostline.harness.front.options import (
     DEFAULT_DB,
+    BudgetOption,
     DbOption,
     DeviceOption,
     ImplementationsOption,
     IsolationOption,
     MarkdownOption,
+    MaxRoundsOption,
     PresetOption,
     RepoOption,
     RoundsOption,
@@ -29,7 +31,7 @@ from frostline.harness.front.printing import command_line, print_comparison, pri
 from frostline.harness.outputs import check_outputs
 from frostline.results.record import UsageError
 
-BESIDE_RESUME = ("resume", "db", "markdown")  # what a session that is finished later may be given anew
+BESIDE_RESUME = ("resume", "db", "markdown", "budget")  # what a session that is finished later may be given anew
 
 
 def run(
@@ -39,6 +41,8 @@ def run(
     settings: SetOption = None,
     implementations: ImplementationsOption = None,
     rounds: RoundsOption = None,
+    max_rounds: MaxRoundsOption = None,
+    budget: BudgetOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = 0,
@@ -50,7 +54,7 @@ def run(
 ) -> None:
     """Measure a suite's implementations against its baseline and print the table.
 
-    Every process is stored as soon as it ends; stop with Ctrl-C and finish later with --resume last.
+    Every process is stored as soon as it ends; stop with Ctrl-C, or after a --budget, and finish later with --resume last.
     """
     from frostline.harness import commands
     from frostline.harness.describe import plan_run
@@ -61,13 +65,15 @@ def run(
         raise UsageError("SUITE: name one suite (frostline run grpo), or an interrupted session (--resume last), not both")
     if resume:
         _nothing_but_resume(context)
-    request = make_request(suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation)
+    request = make_request(
+        suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation, max_rounds, budget
+    )
     plan = plan_run(request) if suite else None
     with Store.open(db, create=plan is not None) as store:
         if plan is not None:
             done = commands.measure(plan, store, progress(), command_line())
         else:
-            done = commands.resume(resume or "last", store, progress())
+            done = commands.resume(resume or "last", store, progress(), request.budget_s)
         if len({side.source.label for side in done.plan.sides}) > 1:  # a comparison that was finished
             print_comparison(store, done.session, done.verdicts, markdown)
         else:
@@ -94,6 +100,8 @@ def compare(
         str | None, typer.Option("--implementation", help="The implementation to fix. Default: the suite's own choice.")
     ] = None,
     rounds: RoundsOption = None,
+    max_rounds: MaxRoundsOption = None,
+    budget: BudgetOption = None,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = 0,
@@ -116,7 +124,9 @@ def compare(
     from frostline.results.store import Store
 
     check_outputs({"--markdown": markdown})
-    request = make_request(suite, preset, settings, implementation, rounds, device, threads, seed, timeout, isolation)
+    request = make_request(
+        suite, preset, settings, implementation, rounds, device, threads, seed, timeout, isolation, max_rounds, budget
+    )
     first = Asked(base, "BASE", [*(extras or []), *(base_extras or [])])
     second = Asked(head, "HEAD", [*(extras or []), *(head_extras or [])])
     plan = commands.comparison(request, first, second, repo, progress())

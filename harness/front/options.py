@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from frostline.harness.describe import Request
+from frostline.results.duration import parse_duration
 
 SuiteArgument = Annotated[
     str, typer.Argument(help="A bundled suite (grpo), a file (bench.py) or bench.py::name.", metavar="SUITE")
@@ -23,6 +24,15 @@ ImplementationsOption = Annotated[
     str | None, typer.Option("--implementations", help="Which implementations, with commas. Default: the preset's, else all.")
 ]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Rounds of a look: fresh processes of each side.")]
+MaxRoundsOption = Annotated[
+    int | None, typer.Option("--max-rounds", help="Rounds of a case in all: inconclusive times get more, look by look.")
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", metavar="TIME", help="Time for checks and rounds (90s, 10m, 1h30m); then what is there is judged."
+    ),
+]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N. Default: cuda where there is one.")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each measured process. Default: all cores.")]
 SeedOption = Annotated[
@@ -53,7 +63,16 @@ def make_request(
     seed: int = 0,
     timeout: float = 600.0,
     isolation: str = "spawn",
+    max_rounds: int | None = None,
+    budget: str | None = None,
 ) -> Request:
     """What was typed, as a request: `implementations` has commas between them. Raises UsageError for what cannot be."""
     names = [name for name in (implementations or "").split(",") if name]
-    return Request(suite, preset, settings or [], names, rounds, device, threads, seed, timeout, isolation)
+    return Request(
+        suite, preset, settings or [], names, rounds, device, threads, seed, timeout, isolation, max_rounds, seconds(budget)
+    )
+
+
+def seconds(budget: str | None) -> float | None:
+    """What `--budget` allows; None without it. Raises UsageError for what is no time."""
+    return None if budget is None else parse_duration(budget, "--budget")
