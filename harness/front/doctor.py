@@ -34,7 +34,7 @@ def doctor(
         raise UsageError("--json: the A/A of --noise is kept in the database; leave --json out, or --noise")
     check_outputs({"--json": json_file})
     if noise:
-        raise typer.Exit(_measure_noise(device, threads, rounds, db))
+        raise typer.Exit(measure_noise(device, threads, rounds, db))
     from frostline.harness.doctor import checkup_json, checkup_table, examine
 
     checkup = examine(db)
@@ -44,7 +44,8 @@ def doctor(
     raise typer.Exit(checkup.exit_code)
 
 
-def _measure_noise(device: str | None, threads: int | None, rounds: int | None, db: Path) -> int:
+def measure_noise(device: str | None, threads: int | None, rounds: int | None, db: Path) -> int:
+    """Compare the installed code with itself, show and keep what was found; the exit code says whether the machine passed."""
     from frostline.harness import commands
     from frostline.results.noise import load_self_comparison
     from frostline.results.noise_report import noise_table
