@@ -41,7 +41,7 @@ def shown(trials: Sequence[Trial]) -> list[tuple[str, str, bool]]:
 
 
 def draw_found(trials: Sequence[Trial]) -> Figure:
-    """Share called slower over the slowdown planted; at 0 % these are the false alarms. Call inside `theme.applied()`."""
+    """Share called slower over the slowdown planted; at 0 % one kind of false alarm. Call inside `theme.applied()`."""
     figure, axes = _frame("Called slower, by how much slower the code was made", "Extra work planted (%)")
     drawn = shown(trials)
     for place, (tool, setting, usual) in enumerate(drawn):

@@ -100,13 +100,14 @@ def trials(
     repository = PlantedRepository.make(folder / "planted")
     shell = Shell(repository, {"FROSTLINE_CACHE": str(folder / "cache")}, *((("python",), True) if form == "short" else ()))
     bench = Bench({way: WAYS[way](shell) for way in ways}, LoadPlan(load_processes, longest_s=load_longest), out)
-    set_up = _set_up(bench, todo, {"processes": load_processes, "longest": load_longest})
+    pending = _pending(todo, bench, kept.trials)
+    set_up = _set_up(bench, pending, {"processes": load_processes, "longest": load_longest})
     if any(earlier.identity != set_up.identity for earlier in kept.set_ups):
         raise UsageError(f"--out: {out} holds trials of another machine, other versions or another load; name another file")
     bench.keep([set_up])
     if not kept.calibrations:
         bench.keep(_calibrations(repository, QUICK_CALIBRATION_S if form == "short" else CALIBRATION_S))
-    _run_all(bench, _pending(todo, bench, kept.trials), minutes)
+    _run_all(bench, pending, minutes)
 
 
 def _ways(form: str, only: str) -> list[str]:
