@@ -200,17 +200,18 @@ def cost(
     markdown: MarkdownOption = None,
 ) -> None:
     """Predict peak memory and FLOPs at any size without a GPU: the suite's own step on tensors that hold no data."""
-    from frostline.harness import commands
-    from frostline.harness.describe import plan_run
-    from frostline.results.store import Store
+    from frostline.harness.predictors import planned_early
 
     check_outputs({"--markdown": markdown})
     request = _request(suite, preset, settings, implementations, device=target)
-    plan = plan_run(request)
-    with Store.open(db) as store:
-        done = commands.predict(plan, store, _progress(), _command_line())
-        _print_figures(store, done.session, done.verdicts, markdown)
-        _kept(store, done.session.id)
+    with planned_early(request) as (plan, early):
+        from frostline.harness import commands
+        from frostline.results.store import Store
+
+        with Store.open(db) as store:
+            done = commands.predict(plan, store, _progress(), _command_line(), early)
+            _print_figures(store, done.session, done.verdicts, markdown)
+            _kept(store, done.session.id)
 
 
 @app.command("plan")

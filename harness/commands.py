@@ -18,6 +18,7 @@ from frostline.harness.checkout import (
     worktree_source,
 )
 from frostline.harness.describe import LOOKS, Request, plan_compare
+from frostline.harness.isolation import Process
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
@@ -127,10 +128,10 @@ def _stored_plan(session: Session) -> Plan:
     return Plan.from_json({**session.plan, "bars": []})
 
 
-def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
-    """The cost model's figures for a plan, stored as a session of their own."""
+def predict(plan: Plan, store: Store, progress: Progress, command: str, early: Sequence[Process] = ()) -> Measured:
+    """The cost model's figures for a plan, stored as a session of their own, by processes from `planned_early` if there are."""
     session = sessions.open_session(plan, store, command, {"predicted": True} | state_of(Path()))
-    verdicts = sessions.predict(plan, store, session, progress)
+    verdicts = sessions.predict(plan, store, session, progress, early)
     _something_measured(store, session, Role.PREDICT)
     return Measured(session, plan, verdicts)
 

@@ -140,6 +140,7 @@ class Suite:
     path: str = ""
     bars: Sequence[Bar] = ()
     plan: Callable[[PlanQuestion], PlanAnswer] | None = None
+    traffic: Callable[[], Mapping[Any, Callable[..., int]]] | None = None
 
     def preset(self, name: str) -> Preset:
         """The preset of that name. Raises UsageError where there is none."""
@@ -172,6 +173,7 @@ def suite(
     target_device: Callable[[str], AbstractContextManager[Any]] | None = None,
     bars: Sequence[Bar] = (),
     plan: Callable[[PlanQuestion], PlanAnswer] | None = None,
+    traffic: Callable[[], Mapping[Any, Callable[..., int]]] | None = None,
 ) -> Callable[[Callable[..., Any]], Suite]:
     """Make a suite of a function `(implementation, device, *, **case) -> step | Step`.
 
@@ -190,6 +192,8 @@ def suite(
         target_device: a context in which the measured code takes the branches of the device named, for the cost model.
         bars: what figures are asked to reach; `run` and `report` print whether they do.
         plan: what the measured code would do with a problem of a given size, for `frostline plan`.
+        traffic: gives the bytes that the measured code's own operators read and write, by operator
+            (`torch.ops.mine.attention`), each from the operator's arguments, for the cost model.
 
     Raises:
         UsageError: an axis that the function has no keyword for, no implementation, a baseline that is none of them, or a
@@ -240,6 +244,7 @@ def suite(
             path=inspect.getsourcefile(function) or "",
             bars=tuple(bars),
             plan=plan,
+            traffic=traffic,
         )
 
     return decorate

@@ -201,6 +201,7 @@ def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, 
         modules=run.modules,
         telemetry=run.reply.get("telemetry", {}),
         environment={"threads": plan.threads} | run.reply.get("environment", {}),
+        cost=run.reply.get("cost", {}),
         **fields,
     )
 

@@ -8,7 +8,6 @@ session keeps what it measured and `--resume` finishes the rest.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,8 +16,9 @@ from typing import Any
 from frostline.harness.device import hold_device, hold_session, this_machine
 from frostline.harness.isolation import Process
 from frostline.harness.plan import Plan
+from frostline.harness.predictors import Predictors
 from frostline.harness.progress import Progress
-from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, start, tell_all
+from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside
 from frostline.harness.side import Side
 from frostline.results.evidence import Evidence
 from frostline.results.judge import Thresholds, judge_session
@@ -72,23 +72,15 @@ def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> l
     return _conclude(plan, store, session)
 
 
-def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
-    """The cost model's figures of every case on every side. One process a side serves all cases: nothing is run in it."""
+def predict(plan: Plan, store: Store, session: Session, progress: Progress, early: Sequence[Process] = ()) -> list[Verdict]:
+    """The cost model's figures of every case on every side. A few processes a source serve all cases: nothing is run in them.
+
+    `early` are processes from `planned_early`.
+    """
     keeper = _Keeper(plan, store, session)
-    processes: dict[int, Process] = {}
-    with ExitStack() as stack, progress:
+    with Predictors(plan, early) as predictors, progress:
         progress.begin(len(plan.cases), "predicting")
-        for case in plan.cases:
-            sides = plan.sides_of(case)
-            for side in sides:
-                if side.position not in processes:
-                    processes[side.position] = stack.enter_context(start(side, plan, 0))
-            runs = [Run(side, processes[side.position]) for side in sides]
-            tell_all(runs, plan, case, "predict")
-            for run in runs:
-                run.prove()
-                if not run.live and run.status is not Status.SKIPPED:  # its next case gets a fresh process
-                    processes.pop(run.side.position).close()
+        for case, runs in predictors.predict_all():
             keeper.keep(case, -1, runs, role=Role.PREDICT)
             progress.step(plan.name_of(case))
     return _conclude(plan, store, session)

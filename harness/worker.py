@@ -9,6 +9,7 @@ Requests (`do`) and their replies:
     block      time a number of steps; replies the readings
     finish     peaks, counts and provenance, after the timed steps
     verify     build, compare the outputs with the reference
+    prepare    load the suite for predictions to come
     predict    the same step under fake tensors; nothing runs
     plan       what the measured code would do with a problem, by the suite's hook
 A failing request gets a status and a reason instead; the traceback goes to stderr.
@@ -117,22 +118,36 @@ class Worker:
         return {"verifications": [vars(error) for error in verify_step(self.step)], "environment": self._environment()}
 
     def predict(self, request: Reply) -> Reply:
-        """The cost model's figures. Fake tensors live on the CPU; `device` names whose branches are taken."""
+        """The cost model's figures. Fake tensors live on the CPU; `device` names whose branches are taken.
+
+        One process predicts for several sides of a source, and may have been started before its target packages were known.
+        """
         from frostline.harness.cost import predict
 
         suite = self._load(request)
+        self.device, self.targets = request.get("device", self.device), request.get("targets", self.targets)
+        gc.freeze()  # what was imported stays: looking through it before every step would take as long as the step
         enter = suite.target_device
         context = enter(self.device) if enter else nullcontext()
         build = _builder(suite, request, "cpu")
         try:
-            figures = predict(build, context=context, device=self.device)
+            cost = predict(build, context=context, device=self.device, traffic=suite.traffic() if suite.traffic else None)
         except UsageError as error:  # a step that asks its data is a result of this case, no mistake of the command's
             raise ValueError(str(error)) from error
-        if not figures[OPERATORS.name]:
+        if not cost.figures[OPERATORS.name]:
             raise ValueError(
                 "the step ran no torch operator, so there is nothing to predict: measure it (frostline run, compare)"
             )
-        return {"measurements": figures, "environment": self._environment()}
+        return {"measurements": dict(cost.figures), "cost": cost.to_json(), "environment": self._environment()}
+
+    def prepare(self, request: Reply) -> Reply:
+        """Load the suite, and what predicting needs once in a process."""
+        self._load(request)
+        if "torch" in sys.modules:
+            from frostline.harness.cost import load_shapes
+
+            load_shapes()
+        return {}
 
     def plan(self, request: Reply) -> Reply:
         """The suite's own answer to a question about its plan."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import scipy  # its parts are loaded when they are used: most commands need none of them, and they take a second
 from numpy.typing import NDArray
-from scipy import stats
 
 from frostline.results.record import Sample
 
@@ -107,7 +107,7 @@ def paired_interval(log_ratios: Values, level: float = 0.99) -> Interval:
     Its exponential is an interval of the geometric mean over rounds of side / baseline. At least two rounds are needed.
     """
     mean, error, freedom = _mean_error(log_ratios)
-    reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    reach = float(scipy.stats.t.ppf((1 + level) / 2, freedom)) * error
     return Interval(mean - reach, mean, mean + reach)
 
 
@@ -122,8 +122,8 @@ def difference_p(ratio: float, low: float, high: float, rounds: int, level: floa
     reach = (math.log(high) - math.log(low)) / 2
     if reach == 0:
         return 1.0 if ratio == 1 else 0.0
-    error = reach / float(stats.t.ppf((1 + level) / 2, rounds - 1))
-    return 2 * float(stats.t.sf(abs(math.log(ratio)) / error, rounds - 1))
+    error = reach / float(scipy.stats.t.ppf((1 + level) / 2, rounds - 1))
+    return 2 * float(scipy.stats.t.sf(abs(math.log(ratio)) / error, rounds - 1))
 
 
 def equivalence_p(log_ratios: Values, delta: float) -> float:
@@ -135,8 +135,8 @@ def equivalence_p(log_ratios: Values, delta: float) -> float:
     bound = math.log1p(delta)
     if error == 0:
         return 0.0 if abs(mean) < bound else 1.0
-    above_lower = float(stats.t.sf((mean + bound) / error, freedom))
-    below_upper = float(stats.t.cdf((mean - bound) / error, freedom))
+    above_lower = float(scipy.stats.t.sf((mean + bound) / error, freedom))
+    below_upper = float(scipy.stats.t.cdf((mean - bound) / error, freedom))
     return max(above_lower, below_upper)
 
 
@@ -158,7 +158,7 @@ def signed_rank_p(log_ratios: Values) -> float:
     values = values[values != 0]
     if not len(values):
         return 1.0
-    ranks = np.rint(2 * stats.rankdata(np.abs(values))).astype(int)
+    ranks = np.rint(2 * scipy.stats.rankdata(np.abs(values))).astype(int)
     chances = np.ones(1)
     for rank in ranks:
         longer = np.zeros(len(chances) + rank)
@@ -209,7 +209,7 @@ def drifts(log_ratios: Values) -> bool:
     values = np.asarray(log_ratios, dtype=np.float64)
     if len(values) < 5 or np.ptp(values) == 0:
         return False
-    return float(stats.kendalltau(np.arange(len(values)), values).pvalue) < DRIFT_P
+    return float(scipy.stats.kendalltau(np.arange(len(values)), values).pvalue) < DRIFT_P
 
 
 def is_bimodal(values: Values, least_range: float = 0.0) -> bool:
