@@ -1,14 +1,14 @@
-"""The processes that predict. What one of them costs is its start, so they are few: nothing runs in them that could disturb others.
+"""The processes that predict. What one of them costs is its start, so they are few: nothing that could disturb others runs.
 
-Each source has processes of its own, and in these all of its implementations, case after case. One that failed is replaced, so that
-what it did to its process reaches no other case. `planned_early` has them at work while the command itself still imports and plans.
+Each source has processes of its own, and in these all of its implementations, case after case. One that failed is replaced, so
+that what it did to its process reaches no other case. `planned_early` has them at work while the command still imports and plans.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -92,18 +92,12 @@ class Predictors:
 
     def predict_all(self) -> Iterator[tuple[Case, list[Run]]]:
         """Every case with a run for each of its sides, in the plan's order. Never raises for what the measured code does."""
-        asked = [
-            (
-                case,
-                [
-                    self._teams[side.source.identity].pool.submit(self._predict, side, case)
-                    for side in self._plan.sides_of(case)
-                ],
-            )
-            for case in self._plan.cases
-        ]
+        asked = [(case, [self._submit(side, case) for side in self._plan.sides_of(case)]) for case in self._plan.cases]
         for case, futures in asked:
             yield case, [future.result() for future in futures]
+
+    def _submit(self, side: Side, case: Case) -> Future[Run]:
+        return self._teams[side.source.identity].pool.submit(self._predict, side, case)
 
     def _predict(self, side: Side, case: Case) -> Run:
         process = self._process(side)
@@ -134,5 +128,11 @@ class Predictors:
 
 
 def _request(source: Source, plan: Plan, case: Case, implementation: str) -> dict[str, object]:
-    named = {"suite": plan.suite, "version": case.suite_version, "implementation": implementation, "params": dict(case.params)}
-    return named | {"device": plan.device, "targets": list(source.targets)}
+    return {
+        "suite": plan.suite,
+        "version": case.suite_version,
+        "implementation": implementation,
+        "params": dict(case.params),
+        "device": plan.device,
+        "targets": list(source.targets),
+    }

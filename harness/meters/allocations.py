@@ -25,11 +25,7 @@ from frostline.harness.meters.memory import LiveBytes
 Shown: TypeAlias = Callable[[Any, Any, dict[str, Any], Any], None]
 
 _HARNESS = __name__.rsplit(".", 2)[0]
-_BETWEEN = (
-    "torch",
-    "contextlib",
-    "functools",
-)  # packages whose frames stand between an operator and the code that asked for it
+_BETWEEN = ("torch", "contextlib", "functools")  # packages between an operator and the code that asked for it
 _CALLERS = 2  # of the line that allocated: a helper that allocates says little without who called it
 
 
@@ -179,7 +175,7 @@ class Ledger(LiveBytes):
 
 
 def _node() -> str:
-    node = torch._C._current_autograd_node()  # type: ignore[attr-defined]  # not in torch's stubs
+    node = torch._C._current_autograd_node()
     return "" if node is None else str(node.name())
 
 

@@ -3,8 +3,8 @@
 Two things in `FakeTensorMode` ask for it. Its constructor imports `torch._dynamo.config`, and with that the whole of
 `torch._dynamo`, for two switches; the module of the switches needs none of the rest, so it is loaded by itself. And many of the
 functions that work out shapes are marked as not to be compiled, which imports the compiler to tell it so; while such a function
-runs, an object stands in that says yes. Where the compiler is loaded already, all is as torch has it, and after the context nothing
-is left: code that compiles gets the real one.
+runs, an object stands in that says yes. Where the compiler is loaded already, all is as torch has it, and after the context
+nothing is left: code that compiles gets the real one.
 """
 
 from __future__ import annotations

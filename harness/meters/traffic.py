@@ -1,8 +1,8 @@
 """The bytes that an operator cannot do without: what a roofline takes where nobody declares what a kernel moves.
 
-Each tensor argument is read once and each result is written once, whatever an implementation does besides. A view moves nothing,
-nor does an allocation; a tensor that is changed in place is read and written, unless it is only written; of a tensor that an
-index picks from, only as much as is picked.
+Each tensor argument is read once and each result is written once, whatever an implementation does besides. A view moves
+nothing, nor does an allocation; a tensor that is changed in place is read and written, unless it is only written; of a tensor
+that an index picks from, only as much as is picked.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def least_bytes(operator: Any, args: Any, kwargs: Mapping[str, Any], result: Any
         return 0  # a view
     if packet in _AT_PLACES:
         source = next(iter(_extents(args)))[0]
-        others = [size for key, size in {**read, **returned}.items() if key != source]
-        read, written = (
-            {key: min(size, max(others)) if key == source else size for key, size in one.items()} for one in (read, written)
-        )
+        picked = max(size for key, size in {**read, **returned}.items() if key != source)
+        for sizes in (read, written):
+            if source in sizes:
+                sizes[source] = min(sizes[source], picked)
         returned.pop(source, None)
     return sum(read.values()) + sum({**returned, **written}.values())
 
