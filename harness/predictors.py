@@ -1,7 +1,7 @@
 """The processes that predict. What one of them costs is its start, so they are few: nothing that could disturb others runs.
 
 Each source has processes of its own, and in these all of its implementations, case after case. One that failed is replaced, so
-that what it did to its process reaches no other case. `planned_early` has them at work while the command still imports and plans.
+that what it did to its process reaches no other case. `planned_early` has them at work while the command is still planning.
 """
 
 from __future__ import annotations

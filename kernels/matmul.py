@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from frostline.kernels.traffic import size_of
+
 _target: ContextVar[str | None] = ContextVar("frostline_target_device", default=None)
 
 # A widened slab of an operand on the CPU holds at most this many elements (16 MiB in fp32).
@@ -149,3 +151,12 @@ def _mm_wide_flops(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> in
 FLOP_FORMULAS: dict[Any, Callable[..., int]] = {torch.ops.frostline.mm_wide: _mm_wide_flops}
 for _op, _formula in FLOP_FORMULAS.items():
     register_flop_formula(_op)(_formula)
+
+
+def _mm_wide_bytes(a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> int:
+    """Both operands are read; the result is written, and read before where it is added to."""
+    return size_of(a, b, out) + (size_of(out) if accumulate else 0)
+
+
+# Bytes that the op reads and writes on CUDA, from its arguments (`frostline.kernels.traffic`).
+TRAFFIC: dict[Any, Callable[..., int]] = {torch.ops.frostline.mm_wide: _mm_wide_bytes}
