@@ -196,6 +196,13 @@ def cost(
     settings: SetOption = None,
     implementations: ImplementationsOption = None,
     target: Annotated[str, typer.Option("--target", help="The device whose branches are taken: cuda or cpu.")] = "cuda",
+    device: Annotated[
+        str | None, typer.Option("--device", help="A GPU (h200, a100, rtx4090, ...): its branches, and the time at best on it.")
+    ] = None,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="What is alive at each peak and where it was made, and the operators' work.")
+    ] = False,
+    top: Annotated[int, typer.Option("--top", min=1, max=24, help="How many tensors and operators --detail names.")] = 8,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
 ) -> None:
@@ -204,13 +211,20 @@ def cost(
 
     check_outputs({"--markdown": markdown})
     request = _request(suite, preset, settings, implementations, device=target)
-    with planned_early(request) as (plan, early):
+    with planned_early(request, device) as (plan, early):
         from frostline.harness import commands
+        from frostline.results.cost_report import cost_tables
+        from frostline.results.evidence import Evidence
         from frostline.results.store import Store
 
         with Store.open(db) as store:
             done = commands.predict(plan, store, _progress(), _command_line(), early)
-            _print_figures(store, done.session, done.verdicts, markdown)
+            evidence = Evidence.load(store, done.session.id)
+            tables = list(cost_tables(evidence, done.verdicts, device, top if detail else 0))
+            for table in tables:
+                _show(table)
+            if markdown is not None:
+                markdown.write_text("\n\n".join(table.markdown() for table in tables) + "\n")
             _kept(store, done.session.id)
 
 

@@ -10,6 +10,7 @@ from frostline.harness.commands import TARGET, measure, predict
 from frostline.harness.describe import Request, declared, plan_run
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
+from frostline.harness.predictors import CAPABILITY
 from frostline.harness.progress import Progress
 from frostline.results.crossover import load_panels, narrowed, usual_reference
 from frostline.results.evidence import Evidence
@@ -132,6 +133,8 @@ def _stored(plan: Plan, role: Role, store: Store) -> Session | None:
     """The latest session that has every case and side of the plan on the same code, in the role. It may have more."""
     cases, sides = {case.id for case in plan.cases}, {_identity(side.record()) for side in plan.sides}
     for session in reversed(store.sessions()):
+        if session.plan["selection"].get(CAPABILITY) != plan.selection.get(CAPABILITY):
+            continue
         if session.device == plan.device and sides <= {_identity(side) for side in store.sides(session.id)}:
             found = {item.case_id for item in store.processes(session.id, role=role) if item.counted}
             if cases <= found:

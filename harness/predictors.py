@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frostline.harness.describe import Request, plan_run
 from frostline.harness.device import usable_cores
@@ -18,8 +18,10 @@ from frostline.harness.isolation import Ended, Process
 from frostline.harness.plan import Plan
 from frostline.harness.rounds import Run, start
 from frostline.harness.side import Side, Source
+from frostline.results.devices import find_device
 from frostline.results.record import Case, Status, UsageError
 
+CAPABILITY = "capability"  # in a plan's selection: the generation of the GPU that is predicted, where one was named
 PREPARE_TIMEOUT_S = 300.0
 MOST = 4  # processes of a source: each takes half a GiB
 
@@ -34,12 +36,20 @@ class _Team:
 
 
 @contextmanager
-def planned_early(request: Request) -> Iterator[tuple[Plan, list[Process]]]:
+def planned_early(request: Request, device: str | None = None) -> Iterator[tuple[Plan, list[Process]]]:
     """The plan of a request, and as many processes of the installed source as will predict.
 
     One of them is asked for the plan, and all are told to load what predicting needs; the replies to that stand out, and
     `Predictors` takes them.
+
+    Args:
+        request: what was asked for.
+        device: the name of a GPU whose generation's branches are taken, where a suite can tell generations apart.
+
+    Raises:
+        UsageError: as `plan_run`, or no such device.
     """
+    capability = None if device is None else find_device(device).capability
     cores = usable_cores()
     processes = [
         Process(path=None, targets=(), device="cpu", seed=0, threads=cores, timeout_s=PREPARE_TIMEOUT_S)
@@ -50,6 +60,8 @@ def planned_early(request: Request) -> Iterator[tuple[Plan, list[Process]]]:
         for process in processes[1:]:
             process.tell(prepare)
         plan = plan_run(request, processes[0])
+        if capability is not None:
+            plan = replace(plan, selection={**plan.selection, CAPABILITY: list(capability)})
         processes[0].tell(prepare)
         yield plan, processes
     finally:
@@ -135,4 +147,5 @@ def _request(source: Source, plan: Plan, case: Case, implementation: str) -> dic
         "params": dict(case.params),
         "device": plan.device,
         "targets": list(source.targets),
+        "capability": plan.selection.get(CAPABILITY),
     }

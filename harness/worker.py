@@ -27,7 +27,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any
 
 from frostline.harness import selection
@@ -127,8 +127,7 @@ class Worker:
         suite = self._load(request)
         self.device, self.targets = request.get("device", self.device), request.get("targets", self.targets)
         gc.freeze()  # what was imported stays: looking through it before every step would take as long as the step
-        enter = suite.target_device
-        context = enter(self.device) if enter else nullcontext()
+        context = _target(suite, self.device, request.get("capability"))
         build = _builder(suite, request, "cpu")
         try:
             cost = predict(build, context=context, device=self.device, traffic=suite.traffic() if suite.traffic else None)
@@ -208,6 +207,16 @@ class Worker:
             found["triton"] = sys.modules["triton"].__version__
         step = getattr(self, "step", None)
         return found | ({"detail": dict(step.detail)} if step is not None and step.detail else {})
+
+
+def _target(suite: Suite, device: str, capability: list[int] | None) -> AbstractContextManager[Any]:
+    """The context in which the measured code takes the branches of a device, of a generation where the hook has those."""
+    enter = suite.target_device
+    if enter is None:
+        return nullcontext()
+    if capability is not None and "capability" in inspect.signature(enter).parameters:
+        return enter(device, capability=tuple(capability))
+    return enter(device)
 
 
 def _builder(suite: Suite, request: Reply, device: str) -> Callable[[], Step]:

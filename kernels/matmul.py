@@ -21,7 +21,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from frostline.kernels.traffic import size_of
 
+HOPPER = (9, 0)
 _target: ContextVar[str | None] = ContextVar("frostline_target_device", default=None)
+_generation: ContextVar[tuple[int, int]] = ContextVar("frostline_target_generation", default=HOPPER)
 
 # A widened slab of an operand on the CPU holds at most this many elements (16 MiB in fp32).
 _SLAB_ELEMENTS = 1 << 22
@@ -32,13 +34,19 @@ _UNSPLIT_ELEMENTS = 1 << 24
 
 
 @contextmanager
-def target_device(kind: str) -> Iterator[None]:
-    """Take the branches of device `kind` ("cuda" or "cpu") wherever the tensors are."""
-    token = _target.set(kind)
+def target_device(kind: str, capability: tuple[int, int] = HOPPER) -> Iterator[None]:
+    """Take the branches of device `kind` ("cuda" or "cpu") wherever the tensors are; on CUDA those of a GPU generation."""
+    tokens = _target.set(kind), _generation.set(capability)
     try:
         yield
     finally:
-        _target.reset(token)
+        _target.reset(tokens[0])
+        _generation.reset(tokens[1])
+
+
+def target_capability() -> tuple[int, int]:
+    """The generation that is assumed of a GPU where there is none to ask: that of `target_device`, else Hopper's."""
+    return _generation.get()
 
 
 def device_kind(tensor: Tensor) -> str:

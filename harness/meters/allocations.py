@@ -16,10 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
-from frostline.harness.meters.dispatch import OperatorWatch
+from frostline.harness.meters.dispatch import OperatorWatch, node_name
 from frostline.harness.meters.memory import LiveBytes
 
 Shown: TypeAlias = Callable[[Any, Any, dict[str, Any], Any], None]
@@ -131,7 +130,7 @@ class Ledger(LiveBytes):
 
     def _called(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         self._operators += 1
-        self._running = (str(getattr(operator, "overloadpacket", operator)), _node())
+        self._running = (str(getattr(operator, "overloadpacket", operator)), node_name())
         self._see(result)
         self._running = ("", "")
         if self._shown is not None:
@@ -174,17 +173,12 @@ class Ledger(LiveBytes):
         self._open.pop(key).death = self._events
 
 
-def _node() -> str:
-    node = torch._C._current_autograd_node()
-    return "" if node is None else str(node.name())
-
-
 def _lines() -> tuple[str, ...]:
     """The innermost line of the measured code and its callers in it, up to where the harness called it."""
     found: list[str] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) <= _CALLERS:
-        module = str(frame.f_globals.get("__name__", ""))
+        module = _module(frame)
         if module.startswith(_HARNESS):
             if found:
                 break
@@ -192,6 +186,12 @@ def _lines() -> tuple[str, ...]:
             found.append(f"{_file(frame.f_code.co_filename, module)}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
     return tuple(found)
+
+
+def _module(frame: FrameType) -> str:
+    """The name of a frame's module, also where that was run as a program (`python -m`)."""
+    spec = frame.f_globals.get("__spec__")
+    return str(getattr(spec, "name", None) or frame.f_globals.get("__name__", ""))
 
 
 @lru_cache(maxsize=1024)

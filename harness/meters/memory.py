@@ -3,8 +3,8 @@
 A CPU has no allocator statistics, and the resident set moves with malloc's caching by more than what a pruned gradient
 saves. So the peak there is that of live tensor bytes, followed operator by operator (`LiveBytes`): exact, the same in every
 run, and the same for fake tensors, which makes a prediction comparable with a measurement. What an operator allocates and
-frees inside itself is not seen. Under a dispatch mode, as for fake tensors, autograd writes the gradient of an indexing
-(`gather`, `index_select`, `x[i]`) out of place, beside the zeros that it otherwise fills: one such tensor more for a moment.
+frees inside itself is not seen. Under a dispatch mode, as for fake tensors, autograd adds the gradients of a tensor that was
+used more than once out of place, where it otherwise may add in place: one such gradient more for a moment.
 
 torch has a tracker of its own, `torch.distributed._tools.mem_tracker.MemTracker`, and it finds the same bytes (a test holds one
 against the other). It is not the base here for three reasons: it rounds to the CUDA allocator's granule by the tensor's

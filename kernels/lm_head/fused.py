@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from frostline.kernels.lm_head import tiles_torch
 from frostline.kernels.lm_head.output_tiles import COLUMNS
-from frostline.kernels.matmul import device_kind, mm_wide
+from frostline.kernels.matmul import HOPPER, device_kind, mm_wide, target_capability
 from frostline.kernels.traffic import size_of
 
 _ALIGNED = 16  # bytes, of rows and beginnings, for the tensor memory accelerator
@@ -44,7 +44,7 @@ _SCHEMAS = {
 def fusable(hidden: Tensor, weight: Tensor) -> bool:
     """Whether the ops take these operands: 16-bit, aligned rows, on a GPU of the generation that the kernels were made for.
 
-    Under `target_device("cuda")`, where there is no device to ask, that generation is assumed.
+    Where there is no device to ask, under `target_device("cuda")`, its generation is `target_capability`.
     """
     if device_kind(hidden) != "cuda" or hidden.dtype not in _DTYPES or not hidden.numel():
         return False
@@ -52,7 +52,7 @@ def fusable(hidden: Tensor, weight: Tensor) -> bool:
         t.stride(0) * t.element_size() % _ALIGNED or t.storage_offset() * t.element_size() % _ALIGNED for t in (hidden, weight)
     ):
         return False
-    return hidden.device.type != "cuda" or _is_hopper(hidden.device)
+    return _is_hopper(hidden.device) if hidden.device.type == "cuda" else target_capability()[0] == HOPPER[0]
 
 
 def fusable_shape(width: int, dtype: torch.dtype, kind: str) -> bool:
@@ -65,7 +65,7 @@ def fusable_shape(width: int, dtype: torch.dtype, kind: str) -> bool:
 
 @cache
 def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return torch.cuda.get_device_capability(device)[0] == HOPPER[0]
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Tensor:
