@@ -125,6 +125,12 @@ def _explained() -> Iterator[None]:
             f"cost: {error.func} at {_place(error)} cannot run on fake tensors; "
             "register a fake for it (torch.library.register_fake)"
         ) from error
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):  # how torch says that it cannot convert a module of fake parameters
+            raise
+        raise NotPredictable(
+            f"cost: {_place(error)} converts a module, which torch cannot do without data; make it with the dtype and device"
+        ) from error
     except AssertionError as error:
         if "FakeTensor" not in str(error):  # how torch says that a real tensor came in
             raise

@@ -1,7 +1,7 @@
 """What a plan will allocate: bytes above the inputs at the fullest moment, read off what `engine` and its callers do.
 
 Every tensor of the size of a tile, of the hidden states or of the weight is in it, to the byte on CUDA: the tests hold it
-against the tracked peak of the same step on tensors that hold no data. What is left are upper bounds: of what takes a few values
+against the tracked peak of the same step on tensors without data. What is left are upper bounds: of what takes a few values
 a row or a value for each token of the vocabulary (a trained bias), and on a CPU of the slabs in which operands are widened.
 """
 
