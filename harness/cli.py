@@ -203,6 +203,9 @@ def cost(
         bool, typer.Option("--detail", help="What is alive at each peak and where it was made, and the operators' work.")
     ] = False,
     top: Annotated[int, typer.Option("--top", min=1, max=24, help="How many tensors and operators --detail names.")] = 8,
+    measured: Annotated[
+        bool, typer.Option("--measure", help="Measure the same peaks and FLOPs here too, and say how far predictions are off.")
+    ] = False,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
 ) -> None:
@@ -216,11 +219,15 @@ def cost(
         from frostline.results.cost_report import cost_tables
         from frostline.results.evidence import Evidence
         from frostline.results.store import Store
+        from frostline.results.validation import validation_table
 
         with Store.open(db) as store:
             done = commands.predict(plan, store, _progress(), _command_line(), early)
             evidence = Evidence.load(store, done.session.id)
             tables = list(cost_tables(evidence, done.verdicts, device, top if detail else 0))
+            if measured:
+                commands.measure_beside(plan, done.session, store, _progress())
+                tables.append(validation_table(Evidence.load(store, done.session.id)))
             for table in tables:
                 _show(table)
             if markdown is not None:
@@ -340,6 +347,22 @@ def chart_floor(
         ref = session or last_session_of("head_floor", store)
         ((evidence, _),) = stored_sessions([ref], _request("", settings=settings), store)
         picture = floor_picture(evidence, out)
+    print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
+
+
+@chart_app.command("validation")
+def chart_validation(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="An id, the beginning of one, or last.")] = "last",
+    out: Annotated[Path, typer.Option("--out", help="The folder for the picture.")] = Path(),
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """How far are the cost model's peaks from the measured ones? From a session of frostline cost SUITE --measure, as PNG."""
+    from frostline.dashboards.validation import validation_picture
+    from frostline.results.evidence import Evidence
+    from frostline.results.store import Store
+
+    with Store.open(db, create=False) as store:
+        picture = validation_picture(Evidence.load(store, store.session(session).id), out)
     print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
 

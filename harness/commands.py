@@ -136,6 +136,19 @@ def predict(plan: Plan, store: Store, progress: Progress, command: str, early: S
     return Measured(session, plan, verdicts)
 
 
+def measure_beside(plan: Plan, session: Session, store: Store, progress: Progress) -> None:
+    """Measure the peaks and counts of what a session predicted, on this machine, into the same session.
+
+    Raises:
+        UsageError: the plan is for a GPU and there is none.
+        NothingMeasured: no process was ok.
+    """
+    if plan.device.startswith("cuda") and not query_gpu(["name"]):
+        raise UsageError("--measure: there is no GPU here; add --target cpu to predict and measure the branches of the CPU")
+    sessions.measure_figures(plan, store, session, progress)
+    _something_measured(store, session, Role.MEASURE)
+
+
 def gate(
     policy: Policy, base: str | None, head: str | None, repo: Path, store: Store, progress: Progress, command: str
 ) -> tuple[Policy, list[Measured]]:

@@ -47,16 +47,19 @@ class Cost:
             define them.
         peak: the fullest moment, and what was alive then.
         calls: the operators' work.
+        products_in: of "forward" and "backward" those that have matrix products: on a GPU each has a workspace for them.
     """
 
     figures: Mapping[str, float]
     peak: Peak
     calls: Sequence[Call]
+    products_in: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
         """The peak with its largest tensors, and the work by operator, as plain data."""
         peak = {**vars(self.peak), "alive": [one.to_json() for one in self.peak.alive[:LARGEST]]}
-        return {"peak": peak, "calls": [one.to_json() for one in self.calls if one.flops or one.bytes]}
+        calls = [one.to_json() for one in self.calls if one.flops or one.bytes]
+        return {"peak": peak, "calls": calls, "products_in": list(self.products_in)}
 
 
 def predict(
@@ -103,7 +106,7 @@ def _run(step: Step, ledger: Ledger, traffic: Formulas | None) -> tuple[Cost, in
     peak = ledger.peak_of_step()
     figures = {PEAK_ALLOCATED.name: float(peak.bytes), PEAK_ABOVE_INPUTS.name: float(peak.bytes - before)} | tally.totals()
     with collected(step):
-        return Cost(figures, peak, tally.calls), ledger.current - before
+        return Cost(figures, peak, tally.calls, sorted(tally.products_in)), ledger.current - before
 
 
 @contextmanager

@@ -86,6 +86,18 @@ def predict(plan: Plan, store: Store, session: Session, progress: Progress, earl
     return _conclude(plan, store, session)
 
 
+def measure_figures(plan: Plan, store: Store, session: Session, progress: Progress) -> None:
+    """Peaks and counts of every case on every side, without times: each in a process of its own, one after the other."""
+    keeper = _Keeper(plan, store, session)
+    with hold_session(session.id), hold_device(plan.device), progress:
+        work = [(case, side) for case in plan.cases for side in plan.sides_of(case)]
+        progress.begin(len(work), "measuring peaks")
+        for case, side in work:
+            run = run_alone(plan, case, side, "figures")
+            keeper.keep(case, 0, [run], role=Role.MEASURE)
+            progress.step(f"{side.implementation}, {plan.name_of(case)}")
+
+
 @dataclass
 class _State:
     """What a session knows of its cases from the records so far; rebuilt from the store on resume."""

@@ -7,6 +7,7 @@ Requests (`do`) and their replies:
     describe   the suite's declaration and the selected cases
     build      build the case, warm it up; replies the step's time
     block      time a number of steps; replies the readings
+    figures    build, and peaks and counts alone
     finish     peaks, counts and provenance, after the timed steps
     verify     build, compare the outputs with the reference
     prepare    load the suite for predictions to come
@@ -37,6 +38,7 @@ from frostline.harness.planning import PlanQuestion
 from frostline.harness.provenance import imported_modules
 from frostline.results.record import OPERATORS, STEP_TIME, Status, UsageError
 
+FIGURES_WARM_UP = 2  # steps that compile and fill caches before figures are read
 Reply = dict[str, Any]
 
 
@@ -107,6 +109,15 @@ class Worker:
             measurements = measure_resident(self.step)
         told = {metric: value for metric, value in measurements.items() if metric not in self.step.omit}
         return {"measurements": told, "environment": self._environment()}
+
+    def figures(self, request: Reply) -> Reply:
+        """What is measured once, of a step that was not timed."""
+        self._build(request)
+        for _ in range(FIGURES_WARM_UP):
+            if self.step.reset is not None:
+                self.step.reset()
+            self.step.run()
+        return self.finish(request)
 
     def verify(self, request: Reply) -> Reply:
         """The outputs' errors against the reference; an empty list where the suite has none."""
@@ -203,6 +214,7 @@ class Worker:
             found |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
             if self.device.startswith("cuda") and torch.cuda.is_available():
                 found |= {"cuda": torch.version.cuda, "gpu": torch.cuda.get_device_name(0)}
+                found["capability"] = list(torch.cuda.get_device_capability(0))
         if "triton" in sys.modules:
             found["triton"] = sys.modules["triton"].__version__
         step = getattr(self, "step", None)

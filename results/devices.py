@@ -61,6 +61,16 @@ DEVICES: Mapping[str, Device] = {
 }
 
 
+def gemm_workspace(capability: tuple[int, int]) -> int:
+    """Bytes that a cuBLAS handle holds beside all tensors, in torch's allocator, from its first product on.
+
+    torch has a handle for each thread that multiplies: the forward's, and autograd's own for the backward. 32 MiB on Hopper and
+    later, `:4096:2:16:8` before, unless CUBLAS_WORKSPACE_CONFIG says otherwise. Source: torch's `test_cuda.py`,
+    `test_cublas_workspace_explicit_allocation`.
+    """
+    return 32 * 2**20 if capability >= (9, 0) else (2 * 4096 + 8 * 16) * 2**10
+
+
 def find_device(name: str) -> Device:
     """The device of a name, upper or lower case, with or without blanks.
 

@@ -26,7 +26,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from frostline.harness.declare import Step
-from frostline.harness.meters.dispatch import OperatorWatch, tensors_in
+from frostline.harness.meters.dispatch import OperatorWatch, node_name, tensors_in
 from frostline.harness.meters.traffic import least_bytes
 from frostline.results.record import FLOPS, OPERATORS
 
@@ -132,6 +132,7 @@ class Tally:
         self._formulas = {operator: shape_wrapper(formula) for operator, formula in own.items()}
         self._traffic = dict(traffic or {})
         self._calls: dict[tuple[str, str, int, int, bool], int] = {}
+        self.products_in: set[str] = set()  # "forward", "backward": where there were matrix products
 
     def seen(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Count one call."""
@@ -141,6 +142,8 @@ class Tally:
         declared = self._traffic.get(packet)
         moved = least_bytes(operator, args, kwargs, result) if declared is None else declared(*args, **kwargs)
         key = (str(packet), _dtype_of(args, kwargs, result), flops, int(moved), declared is not None)
+        if flops:
+            self.products_in.add("backward" if node_name() else "forward")
         self._calls[key] = self._calls.get(key, 0) + 1
 
     @property

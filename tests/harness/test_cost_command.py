@@ -25,3 +25,22 @@ def test_the_command_refuses_a_device_that_it_does_not_know(frostline: Callable[
     done = frostline("cost", "grpo", "--preset", "small", "--device", "abacus", "--db", tmp_path / "f.db")
     assert done.returncode == 2
     assert "--device: got 'abacus'" in done.stderr
+
+
+def test_a_prediction_is_measured_beside(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    options = ["--preset", "small", "--set", "layers=0", "--set", "masked=0.5", "--set", "lm_head=frozen", "--target", "cpu"]
+    store = ["--db", tmp_path / "f.db"]
+    done = frostline("cost", "cost_model", *options, "--implementations", "torch,known", "--measure", *store)
+    assert done.returncode == 0, done.stderr
+    assert "peaks are off by 0.00% at most, above the inputs by 0.00%" in done.stdout
+    assert "FLOPs are equal in 2 of 2" in done.stdout
+    chart = frostline("chart", "validation", "--out", tmp_path, *store)
+    assert chart.returncode == 0, chart.stderr
+    assert "2 of 2 predicted peaks are within 2%" in chart.stdout
+    assert (tmp_path / "validation.png").stat().st_size > 10_000
+
+
+def test_a_gpu_is_not_measured_where_there_is_none(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    done = frostline("cost", "cost_model", "--preset", "small", "--measure", "--db", tmp_path / "f.db", env={"PATH": ""})
+    assert done.returncode == 2
+    assert "--measure: there is no GPU here; add --target cpu" in done.stderr
