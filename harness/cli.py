@@ -288,6 +288,9 @@ def chart_crossover(
         str | None,
         typer.Option("--against", help="The side that the others are compared with. Default: torch, else the baseline."),
     ] = None,
+    predicted: Annotated[
+        bool, typer.Option("--predicted", help="The cost model's peak memory alone: nothing is measured, no GPU is needed.")
+    ] = False,
     fill: Annotated[
         bool | None, typer.Option("--fill/--no-fill", help="Measure and predict what is not stored yet. Default: --fill.")
     ] = None,
@@ -307,11 +310,11 @@ def chart_crossover(
     from frostline.results.store import Store
 
     metrics = chosen_metrics(metric)
-    for option, given in (("--preset", preset is not None), ("--fill", fill is True)):
+    for option, given in (("--preset", preset is not None), ("--fill", fill is True), ("--predicted", predicted)):
         if session and given:
             raise UsageError(f"{option}: with --session what is stored is drawn, nothing else; leave one of the two out")
     request = _request(suite or ("" if session else "grpo"), preset, settings, implementations)
-    wanted = [] if session else plans_to_draw(request, metrics, against)
+    wanted = [] if session else plans_to_draw(request, metrics, against, predicted=predicted)
     filled = fill is not False
     if filled and not session:
         picture_folder(out)  # before anything is measured for it
