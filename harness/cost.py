@@ -11,9 +11,10 @@ CUDA branches is for the suite's `target_device` hook, a context that the caller
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch._subclasses.fake_tensor import (
 from frostline.harness.declare import Step
 from frostline.harness.meters.allocations import Ledger, Peak
 from frostline.harness.meters.counts import Call, Formulas, Tally
+from frostline.harness.meters.launches import noted_launches
 from frostline.harness.meters.memory import CUDA_GRANULE, collected
 from frostline.harness.meters.shapes import fake_tensors
 from frostline.results.record import PEAK_ABOVE_INPUTS, PEAK_ALLOCATED, UsageError
@@ -47,6 +49,7 @@ class Cost:
             define them.
         peak: the fullest moment, and what was alive then.
         calls: the operators' work.
+        launches: of Triton kernels by hand, by name: their memory is in the figures, what they compute and move is not.
         products_in: of "forward" and "backward" those that have matrix products: on a GPU each has a workspace for them.
     """
 
@@ -54,12 +57,13 @@ class Cost:
     peak: Peak
     calls: Sequence[Call]
     products_in: Sequence[str]
+    launches: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The peak with its largest tensors, and the work by operator, as plain data."""
         peak = {**vars(self.peak), "alive": [one.to_json() for one in self.peak.alive[:LARGEST]]}
         calls = [one.to_json() for one in self.calls if one.flops or one.bytes]
-        return {"peak": peak, "calls": calls, "products_in": list(self.products_in)}
+        return {"peak": peak, "calls": calls, "products_in": list(self.products_in), "launches": dict(self.launches)}
 
 
 def predict(
@@ -83,11 +87,11 @@ def predict(
         NotPredictable: the step reads a tensor's data, or calls an operator that has no fake implementation.
     """
     ledger = Ledger(round_to=CUDA_GRANULE if torch.device(device).type == "cuda" else 1)
-    with _explained(), context or nullcontext(), fake_tensors():
+    with _explained(), context or nullcontext(), fake_tensors(), noted_launches() as launches:
         with ledger:
             step = build()
-        cost, left = _run(step, ledger, traffic)
-        return _run(step, ledger, traffic)[0] if left else cost
+        cost, left = _run(step, ledger, traffic, launches)
+        return _run(step, ledger, traffic, launches)[0] if left else cost
 
 
 def load_shapes() -> None:
@@ -96,17 +100,19 @@ def load_shapes() -> None:
         (torch.ones(2) + 1).clone()
 
 
-def _run(step: Step, ledger: Ledger, traffic: Formulas | None) -> tuple[Cost, int]:
+def _run(step: Step, ledger: Ledger, traffic: Formulas | None, launches: Counter[str]) -> tuple[Cost, int]:
     """One run, and how many bytes more are alive after it than before."""
     tally = Tally(traffic=traffic)
+    launches.clear()
     with collected(step), ledger.showing(tally.seen):
         ledger.reset_peak()
         before = ledger.current
         step.run()
     peak = ledger.peak_of_step()
     figures = {PEAK_ALLOCATED.name: float(peak.bytes), PEAK_ABOVE_INPUTS.name: float(peak.bytes - before)} | tally.totals()
+    told = {metric: value for metric, value in figures.items() if metric not in step.omit}
     with collected(step):
-        return Cost(figures, peak, tally.calls, sorted(tally.products_in)), ledger.current - before
+        return Cost(told, peak, tally.calls, sorted(tally.products_in), dict(launches)), ledger.current - before
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class Worker:
             cost = predict(build, context=context, device=self.device, traffic=suite.traffic() if suite.traffic else None)
         except UsageError as error:  # a step that asks its data is a result of this case, no mistake of the command's
             raise ValueError(str(error)) from error
-        if not cost.figures[OPERATORS.name]:
+        if not cost.figures.get(OPERATORS.name, 1):
             raise ValueError(
                 "the step ran no torch operator, so there is nothing to predict: measure it (frostline run, compare)"
             )

@@ -51,7 +51,12 @@ def target_capability() -> tuple[int, int]:
 
 def device_kind(tensor: Tensor) -> str:
     """The kind of device whose branches apply to `tensor`: "cuda", "cpu", ..."""
-    return _target.get() or tensor.device.type
+    return kind_of(tensor.device)
+
+
+def kind_of(device: torch.device) -> str:
+    """The kind of device whose branches apply to tensors on `device`."""
+    return _target.get() or device.type
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
