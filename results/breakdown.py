@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from frostline.results.devices import Device
@@ -59,6 +59,7 @@ class Breakdown:
         at, operators: how many operators of the step had been dispatched then, of how many.
         alive: the largest tensors alive then, alike ones together.
         calls: as the cost model counted them (`harness/meters/counts.py`): operator, dtype, flops, bytes, declared, calls.
+        launches: of Triton kernels by hand, by name: what they compute and move is in no call.
     """
 
     peak_bytes: int
@@ -69,6 +70,7 @@ class Breakdown:
     operators: int
     alive: Sequence[LiveTensor]
     calls: Sequence[Mapping[str, Any]]
+    launches: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(record: ProcessRecord) -> Breakdown | None:
@@ -77,7 +79,8 @@ class Breakdown:
             return None
         peak = dict(record.cost["peak"])
         alive, where = _alike(peak.pop("alive")), tuple(peak.pop("where"))
-        return Breakdown(peak.pop("bytes"), where=where, alive=alive, calls=record.cost["calls"], **peak)
+        rest = {"calls": record.cost["calls"], "launches": record.cost.get("launches", {})}
+        return Breakdown(peak.pop("bytes"), where=where, alive=alive, **rest, **peak)
 
     def work(self, device: Device | None = None) -> list[Work]:
         """The operators' work, the heaviest first: in time on a device, else in FLOPs and then bytes."""

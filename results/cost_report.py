@@ -41,7 +41,10 @@ def work_table(evidence: Evidence, device: Device | None = None) -> Table:
     columns += [Column(header, figures=True) for header in ("operators", "FLOPs", "bytes moved", "as declared")]
     columns += [Column(f"time at best, {device.title}", figures=True)] if device is not None else []
     rows: list[list[Cell]] = []
+    launched: dict[str, set[str]] = {}
     for case, position, found in _breakdowns(evidence):
+        if found.launches:
+            launched.setdefault(names[position], set()).update(found.launches)
         work = found.work(device)
         whole, declared = total(work), total(one for one in work if one.declared)
         row = [*((str(case.params.get(axis)),) for axis in axes), (names[position],), (f"{found.operators:,}",)]
@@ -50,6 +53,10 @@ def work_table(evidence: Evidence, device: Device | None = None) -> Table:
     notes = [
         "bytes moved: what own kernels declare to read and write; of other operators the least, arguments once and results once"
     ]
+    for name, kernels in launched.items():
+        notes.append(
+            f"{name} launches Triton kernels ({', '.join(sorted(kernels))}): memory is predicted, their work not counted"
+        )
     notes += [f"time at best: {ESTIMATE}", f"figures of the {device.title}: {device.source}"] if device is not None else []
     return Table("Work of a step, forward and backward", columns, rows, notes)
 

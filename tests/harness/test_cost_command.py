@@ -44,3 +44,24 @@ def test_a_gpu_is_not_measured_where_there_is_none(frostline: Callable[..., Any]
     done = frostline("cost", "cost_model", "--preset", "small", "--measure", "--db", tmp_path / "f.db", env={"PATH": ""})
     assert done.returncode == 2
     assert "--measure: there is no GPU here; add --target cpu" in done.stderr
+
+
+def test_a_named_device_takes_its_own_branches(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    options = ["--preset", "small", "--set", "vocab=4096", "--set", "lm_head=frozen", "--set", "dtype=bfloat16"]
+    shown = {}
+    for name in ("h200", "a100"):
+        done = frostline(
+            "cost",
+            "grpo",
+            *options,
+            "--implementations",
+            "pruned",
+            "--device",
+            name,
+            "--detail",
+            "--db",
+            tmp_path / f"{name}.db",
+        )
+        assert done.returncode == 0, done.stderr
+        shown[name] = "frostline.fold_logits" in done.stdout
+    assert shown == {"h200": True, "a100": False}
