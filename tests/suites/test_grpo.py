@@ -229,12 +229,11 @@ def test_what_cannot_be_predicted_says_why(peer, why):
         make(peer)
 
 
-@pytest.mark.parametrize("peer", ["trl", "liger"])
-def test_peers_that_can_be_followed_are_predicted(peer):
-    need(peer)
+def test_liger_can_be_followed():
+    """TRL can be as well, but not here: what the cost model notes are launches of compiled kernels; these are interpreted."""
+    need("liger")
     with FakeTensorMode(), target_device("cuda"):
-        step = make(peer)
-        step.run()
+        make("liger").run()
 
 
 # --- The rest --------------------------------------------------------------------------------------------------------------
