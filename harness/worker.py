@@ -12,8 +12,8 @@ Requests (`do`) and their replies:
     verify     build, compare the outputs with the reference
     predict    the same step under fake tensors; nothing runs
     plan       what the measured code would do with a problem, by the suite's hook
-A failing request gets a status and a reason instead; the traceback goes to stderr. A reply has the modules imported of the target
-packages where they are others than at the last.
+A failing request gets a status and a reason instead; the traceback goes to stderr. A reply has the modules imported of the
+target packages where they are others than at the last.
 """
 
 from __future__ import annotations
