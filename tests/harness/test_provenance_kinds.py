@@ -219,9 +219,7 @@ class TestOurOwnNamespace:
         body = f"import frostline.kernels.lm_head as head; head.__path__.append({here!r}); import {part}; value = 0"
         found = compare(sides, self.TARGETS, body)
         assert found.statuses == ERRORS
-        assert all(
-            reason.startswith(f"{part} was imported from {here}") for reason in found.reasons
-        )
+        assert all(reason.startswith(f"{part} was imported from {here}") for reason in found.reasons)
 
 
 def folders(tmp_path: Path, targets: list[str], *files: Mapping[str, str]) -> list[Source]:
