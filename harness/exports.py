@@ -25,7 +25,8 @@ from frostline.results.record import NothingMeasured, content_id
 OWN_ROOMS = ("frostline.harness", "frostline.results", "frostline.suites", "frostline.dashboards")
 """Never taken from a source: both sides are measured by the harness that runs, and answer the same questions."""
 
-MODULE_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
+COMPILED = tuple(EXTENSION_SUFFIXES)
+MODULE_SUFFIXES = (".py", *COMPILED)
 
 Files: TypeAlias = Mapping[PurePosixPath, Callable[[], bytes]]
 """Files by their place below a directory of packages; each is read by a call."""
@@ -151,6 +152,8 @@ def unpack_wheel(wheel: Path, into: Path, targets: Sequence[str], label: str) ->
 def keep_packages(files: Files, into: Path, targets: Sequence[str], holder: str) -> list[str]:
     """Write the target packages, and the distribution's metadata where they are all that it has.
 
+    Compiled modules at the top (`_thing.so` beside `thing`) go with them: left out, an installed one would run in their place.
+
     Args:
         files: everything there is.
         into: the directory of packages.
@@ -169,6 +172,7 @@ def keep_packages(files: Files, into: Path, targets: Sequence[str], holder: str)
             names = ", ".join(sorted({path.parts[0] for path in code})) or "nothing"
             raise NothingMeasured(f"{holder} has no package {target}; it holds {names}")
     widened = [_whole_package(target, code) for target in targets]
+    widened += [_dotted(path) for path in code if targets and len(path.parts) == 1 and path.name.endswith(COMPILED)]
     kept = {path: read for path, read in code.items() if belongs(path, widened)}
     if not kept:
         raise NothingMeasured(f"{holder} holds no package to measure")
@@ -204,10 +208,15 @@ def _installed_path(member: str) -> PurePosixPath | None:
 
 def belongs(path: PurePosixPath, targets: Iterable[str]) -> bool:
     """Whether a file is part of a target package; with no targets, whether it is part of anything but our own rooms."""
-    dotted = ".".join((*path.parts[:-1], path.name.partition(".")[0]))
+    dotted = _dotted(path)
 
     def inside(package: str) -> bool:
         return dotted == package or dotted.startswith(f"{package}.")
 
     named = list(targets)
     return any(map(inside, named)) if named else not any(map(inside, OWN_ROOMS))
+
+
+def _dotted(path: PurePosixPath) -> str:
+    """The name of the module that a file would be."""
+    return ".".join((*path.parts[:-1], path.name.partition(".")[0]))

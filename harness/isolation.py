@@ -194,6 +194,7 @@ class Process:
         self.timeout_s, self.spawned_because = timeout_s, spawned_because
         self._started, self._ended = time.monotonic(), 0.0
         self._pending = b""
+        self._modules: list[Module] = []
         start = Start(path, targets, device, seed, threads)
         (command, self._command), (self._reply, reply), (own_output, output) = os.pipe(), os.pipe(), os.pipe()
         try:
@@ -232,7 +233,9 @@ class Process:
             UsageError: the request found a mistake of the user's.
         """
         reply: dict[str, Any] = json.loads(self._line())
-        reply["modules"] = [Module(**module) for module in reply.get("modules", ())]
+        if "modules" in reply:  # others than before
+            self._modules = [Module(**module) for module in reply["modules"]]
+        reply["modules"] = self._modules
         if "usage" in reply:
             raise UsageError(reply["usage"])
         if "status" in reply:

@@ -14,7 +14,8 @@ Requests (`do`) and their replies:
     prepare    load the suite for predictions to come
     predict    the same step under fake tensors; nothing runs
     plan       what the measured code would do with a problem, by the suite's hook
-A failing request gets a status and a reason instead; the traceback goes to stderr.
+A failing request gets a status and a reason instead; the traceback goes to stderr. A reply has the modules imported of the
+target packages where they are others than at the last.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from frostline.harness.declare import Skipped, Step, Suite
 from frostline.harness.meters.clock import Clock, clock_for, warm_up
 from frostline.harness.planning import PlanQuestion
 from frostline.harness.provenance import imported_modules
-from frostline.results.record import OPERATORS, STEP_TIME, Status, UsageError
+from frostline.results.record import OPERATORS, STEP_TIME, Module, Status, UsageError
 
 FIGURES_WARM_UP = 2  # steps that compile and fill caches before figures are read
 Reply = dict[str, Any]
@@ -269,13 +270,16 @@ def serve(read_fd: int, write_fd: int, inherited: Loaded | None = None) -> None:
     """Answer requests until the session closes its end. `inherited`: the suite that this process was forked with."""
     with os.fdopen(read_fd) as requests, os.fdopen(write_fd, "w") as replies:
         worker = Worker(json.loads(requests.readline()), inherited)
+        told: list[Module] = []
         for line in requests:
             request = json.loads(line)
             try:
                 reply = getattr(worker, request["do"])(request)
             except Exception as error:  # every failure of the measured code is a row of the store
                 reply = _failure(error)
-            reply["modules"] = [vars(module) for module in imported_modules(worker.targets)]
+            found = imported_modules(worker.targets)
+            if found != told:  # they may be a thousand, and seldom change between two blocks
+                reply["modules"], told = [vars(module) for module in found], found
             with suppress(Exception):  # a suite may have closed or replaced them
                 sys.stdout.flush()
                 sys.stderr.flush()
