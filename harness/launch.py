@@ -76,6 +76,7 @@ class Launcher:
             targets=side.source.targets,
             hash_seed=self.plan.seed + rounds * RENEWED_AFTER + 1,
             timeout_s=self.plan.timeout_s,
+            python=self.plan.python,
         )
         self._zygotes[side.position] = rounds, zygote
 
@@ -99,6 +100,7 @@ class Launcher:
             seed=self.plan.seed + round_index + 1,
             threads=self.plan.threads,
             timeout_s=self.plan.timeout_s,
+            python=self.plan.python,
             **how,
         )
 
