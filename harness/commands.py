@@ -12,6 +12,7 @@ from frostline.harness import session as sessions
 from frostline.harness.checkout import find_project, installed_source, merge_base, state_of
 from frostline.harness.describe import LOOKS, Request, plan_compare
 from frostline.harness.interpreters import OWN, Interpreter, find_again
+from frostline.harness.isolation import Process
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
@@ -126,12 +127,25 @@ def _stored_plan(session: Session) -> Plan:
     return Plan.from_json({**session.plan, "bars": []})
 
 
-def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
-    """The cost model's figures for a plan, stored as a session of their own."""
+def predict(plan: Plan, store: Store, progress: Progress, command: str, early: Sequence[Process] = ()) -> Measured:
+    """The cost model's figures for a plan, stored as a session of their own, by processes from `planned_early` if there are."""
     session = sessions.open_session(plan, store, command, {"predicted": True} | state_of(Path()))
-    verdicts = sessions.predict(plan, store, session, progress)
+    verdicts = sessions.predict(plan, store, session, progress, early)
     _something_measured(store, session, plan, Role.PREDICT)
     return Measured(session, plan, verdicts)
+
+
+def measure_beside(plan: Plan, session: Session, store: Store, progress: Progress) -> None:
+    """Measure the peaks and counts of what a session predicted, on this machine, into the same session.
+
+    Raises:
+        UsageError: the plan is for a GPU and there is none.
+        NothingMeasured: no process was ok.
+    """
+    if plan.device.startswith("cuda") and not query_gpu(["name"]):
+        raise UsageError("--measure: there is no GPU here; add --target cpu to predict and measure the branches of the CPU")
+    sessions.measure_figures(plan, store, session, progress)
+    _something_measured(store, session, plan, Role.MEASURE)
 
 
 def gate(

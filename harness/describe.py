@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,17 +90,21 @@ class Declared:
     bars: Sequence[Bar] = ()
 
 
-def declared(request: Request, source: Source | None = None) -> Declared:
+def declared(request: Request, source: Source | None = None, process: Process | None = None) -> Declared:
     """Ask a worker for the suite's declaration and the selected cases, with `source` on its path if there is one.
+
+    `process` is one that is there already, of the installed source, and is left as it is.
 
     Raises:
         UsageError: no such suite, axis, value, preset or implementation, an empty selection, or a suite file that fails.
     """
     path, targets = (source.path, source.targets) if source else (None, ())
     start: dict[str, Any] = {"path": path, "targets": targets, "device": "cpu", "seed": 0, "threads": 1}
-    with Process(**start, timeout_s=DESCRIBE_TIMEOUT_S, python=request.python) as process:
+    with (
+        nullcontext(process) if process is not None else Process(**start, timeout_s=DESCRIBE_TIMEOUT_S, python=request.python)
+    ) as asked:
         try:
-            reply = process.ask(
+            reply = asked.ask(
                 "describe",
                 suite=request.suite,
                 preset=request.preset,
@@ -115,9 +120,12 @@ def declared(request: Request, source: Source | None = None) -> Declared:
     return Declared(**reply | {"cases": cases, "targets": tuple(reply["targets"]), "bars": bars})
 
 
-def plan_run(request: Request) -> Plan:
-    """A plan that varies the implementation over the installed code. A number of rounds that was typed holds for all."""
-    suite = declared(request)
+def plan_run(request: Request, process: Process | None = None) -> Plan:
+    """A plan that varies the implementation over the installed code. A number of rounds that was typed holds for all.
+
+    `process`: as of `declared`.
+    """
+    suite = declared(request, process=process)
     source = installed_source(suite.targets, request.python)
     baseline = suite.baseline if suite.baseline in suite.implementations else suite.implementations[0]
     sides = [Side(at, name, source, name == baseline) for at, name in enumerate(suite.implementations)]

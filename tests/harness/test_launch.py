@@ -205,10 +205,11 @@ def workers_of(pid):
 def test_ctrl_c_leaves_no_process(tmp_path):
     (tmp_path / "bench.py").write_text(SUITE)
     command = [sys.executable, "-P", "-m", "frostline.harness.cli", "run", str(tmp_path / "bench.py"), "--isolation", "fork"]
-    running = subprocess.Popen([*command, "--db", str(tmp_path / "test.db")], stderr=subprocess.PIPE, text=True)
+    command += ["--rounds", "500", "--db", str(tmp_path / "test.db")]  # too many to end by themselves meanwhile
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for line in running.stderr:
-            if re.search(r"\[1/8\] round 1", line):
+            if re.search(r"\[ *1/500\] round 1", line):
                 break
         workers = workers_of(running.pid)
         assert len(workers) >= 2  # the zygotes, and perhaps what they forked
