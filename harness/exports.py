@@ -7,26 +7,25 @@ and nothing else that could be imported, and never our own harness.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
+import re
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
+from frostline.harness.contents import content_hash
 from frostline.results.record import NothingMeasured, content_id
 
 OWN_ROOMS = ("frostline.harness", "frostline.results", "frostline.suites", "frostline.dashboards")
 """Never taken from a source: both sides are measured by the harness that runs, and answer the same questions."""
 
-COMPILED = tuple(EXTENSION_SUFFIXES)
-MODULE_SUFFIXES = (".py", *COMPILED)
+MODULE_SUFFIX = re.compile(r"\.(py|so|pyd|[\w-]+\.(so|pyd))")
+"""Of a file that some interpreter imports: compiled code may be for another one than that which runs here."""
 
 Files: TypeAlias = Mapping[PurePosixPath, Callable[[], bytes]]
 """Files by their place below a directory of packages; each is read by a call."""
@@ -50,11 +49,6 @@ def cache_directory() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "frostline/cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "frostline"
-
-
-def interpreter_tags() -> str:
-    """What compiled code must fit: the interpreter's implementation and version, and the platform."""
-    return f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
 
 
 def find_export(key: Any) -> Export | None:
@@ -95,23 +89,18 @@ def provided(directory: Path, prefix: str = "") -> Iterator[str]:
     """Dotted names of the packages and modules that a directory on the path offers, inside namespace packages too."""
     for entry in sorted(directory.iterdir()):
         name, _, suffix = entry.name.partition(".")
-        if entry.is_file() and f".{suffix}" in MODULE_SUFFIXES:
+        if entry.is_file() and MODULE_SUFFIX.fullmatch(f".{suffix}"):
             yield prefix + name
         elif entry.is_dir() and entry.name.isidentifier() and entry.name != "__pycache__":
-            is_package = any((entry / f"__init__{suffix}").is_file() for suffix in MODULE_SUFFIXES)
-            if is_package:
+            if any(MODULE_SUFFIX.fullmatch(file.name.removeprefix("__init__")) for file in entry.glob("__init__.*")):
                 yield prefix + name
             else:
                 yield from provided(entry, f"{prefix}{name}.")
 
 
-def content_hash(directory: Path) -> str:
-    """A hash of every file's path and bytes below a directory, compiled bytecode aside."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in directory.rglob("*") if path.is_file() and path.suffix != ".pyc"):
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(directory).as_posix()}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
+def _is_compiled(name: str) -> bool:
+    suffix = "." + name.partition(".")[2]
+    return suffix != ".py" and MODULE_SUFFIX.fullmatch(suffix) is not None
 
 
 def _read(place: Path) -> Export | None:
@@ -172,7 +161,7 @@ def keep_packages(files: Files, into: Path, targets: Sequence[str], holder: str)
             names = ", ".join(sorted({path.parts[0] for path in code})) or "nothing"
             raise NothingMeasured(f"{holder} has no package {target}; it holds {names}")
     widened = [_whole_package(target, code) for target in targets]
-    widened += [_dotted(path) for path in code if targets and len(path.parts) == 1 and path.name.endswith(COMPILED)]
+    widened += [_dotted(path) for path in code if targets and len(path.parts) == 1 and _is_compiled(path.name)]
     kept = {path: read for path, read in code.items() if belongs(path, widened)}
     if not kept:
         raise NothingMeasured(f"{holder} holds no package to measure")

@@ -28,6 +28,7 @@ def process_of(side: Side, plan: Plan, round_index: int, **how: Any) -> Process:
         seed=plan.seed + round_index + 1,
         threads=plan.threads,
         timeout_s=plan.timeout_s,
+        python=plan.python,
         **how,
     )
 
@@ -89,6 +90,7 @@ class Launcher:
             targets=side.source.targets,
             hash_seed=self.plan.seed + rounds * RENEWED_AFTER + 1,
             timeout_s=self.plan.timeout_s,
+            python=self.plan.python,
         )
         self._zygotes[side.position] = rounds, zygote
 

@@ -53,7 +53,7 @@ def planned_early(request: Request, device: str | None = None) -> Iterator[tuple
     capability = None if device is None else find_device(device).capability
     cores = usable_cores()
     processes = [
-        Process(path=None, targets=(), device="cpu", seed=0, threads=cores, timeout_s=PREPARE_TIMEOUT_S)
+        Process(path=None, targets=(), device="cpu", seed=0, threads=cores, timeout_s=PREPARE_TIMEOUT_S, python=request.python)
         for _ in range(min(MOST, cores))
     ]
     try:

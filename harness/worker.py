@@ -208,6 +208,7 @@ class Worker:
     def _environment(self) -> Reply:
         found: Reply = {
             "python": platform.python_version(),
+            "executable": sys.executable,
             "pid": os.getpid(),
             "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "seed": self.seed,

@@ -17,6 +17,7 @@ from frostline.harness.front.options import (
     MarkdownOption,
     MaxRoundsOption,
     PresetOption,
+    PythonOption,
     RepoOption,
     RoundsOption,
     SeedOption,
@@ -48,6 +49,7 @@ def run(
     seed: SeedOption = 0,
     timeout: TimeoutOption = 600.0,
     isolation: IsolationOption = "spawn",
+    python: PythonOption = None,
     db: DbOption = DEFAULT_DB,
     resume: Annotated[str | None, typer.Option("--resume", help="Finish an interrupted session: its id, or last.")] = None,
     markdown: MarkdownOption = None,
@@ -66,7 +68,7 @@ def run(
     if resume:
         _nothing_but_resume(context)
     request = make_request(
-        suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation, max_rounds, budget
+        suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation, max_rounds, budget, python
     )
     plan = plan_run(request) if suite else None
     with Store.open(db, create=plan is not None) as store:
@@ -107,6 +109,7 @@ def compare(
     seed: SeedOption = 0,
     timeout: TimeoutOption = 600.0,
     isolation: IsolationOption = "spawn",
+    python: PythonOption = None,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
     check: Annotated[
@@ -125,7 +128,7 @@ def compare(
 
     check_outputs({"--markdown": markdown})
     request = make_request(
-        suite, preset, settings, implementation, rounds, device, threads, seed, timeout, isolation, max_rounds, budget
+        suite, preset, settings, implementation, rounds, device, threads, seed, timeout, isolation, max_rounds, budget, python
     )
     first = Asked(base, "BASE", [*(extras or []), *(base_extras or [])])
     second = Asked(head, "HEAD", [*(extras or []), *(head_extras or [])])
