@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -96,12 +97,12 @@ class OperatorWatch(TorchDispatchMode):
         return False  # torch's default imports torch._dynamo at the first operator, which takes 2 s of every process
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Take a composite operator apart, otherwise run it between `before` and `after`."""
+        """Take an operator apart that no device runs as one, otherwise run it between `before` and `after`."""
         given = kwargs or {}
         if not isinstance(func, HigherOrderOperator):
             if func.namespace == "prim" or func.overloadpacket in _QUESTIONS:
                 return func(*args, **given)
-            if func._can_decompose():
+            if func._can_decompose() and not _has_kernel(func):
                 with self:
                     result = func.decompose(*args, **given)
                 if result is not NotImplemented:
@@ -116,6 +117,12 @@ class OperatorWatch(TorchDispatchMode):
         if self._call is not None:
             self._call(func, args, given, result)
         return result
+
+
+@cache
+def _has_kernel(func: Any) -> bool:
+    """Whether a device runs the operator as one, although it could be taken apart: `silu_backward`, for example."""
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in ("CPU", "CUDA"))
 
 
 def node_name() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from frostline.harness.declare import Step
 from frostline.harness.meters.counts import FORMULAS, count
+from frostline.harness.meters.dispatch import OperatorWatch
 
 M, K, N, B = 3, 5, 7, 2
 aten = torch.ops.aten
@@ -148,6 +150,18 @@ def test_composite_operators_count_as_their_parts_in_every_mode() -> None:
     with torch.inference_mode():
         assert count(Step(run=lambda: functional.linear(x, weight))) == plain
     assert plain["flops"] == 2 * 2 * M * N * K
+
+
+@pytest.mark.parametrize("mode", [nullcontext, FakeTensorMode])
+def test_an_operator_that_devices_run_as_one_is_one(mode: Any) -> None:
+    """`silu_backward` could be taken apart, with three tensors more on the way: no device does that."""
+    seen: list[str] = []
+    with mode():
+        x = torch.randn(8, requires_grad=True)
+        y = functional.silu(x).sum()
+        with OperatorWatch(call=lambda func, *_: seen.append(func.overloadpacket.__name__)):
+            y.backward()
+    assert "silu_backward" in seen and "sigmoid" not in seen
 
 
 def test_questions_about_a_tensor_are_no_operators() -> None:
