@@ -5,7 +5,8 @@ code runs eagerly in its sight: torch would otherwise compile every operator of 
 a step is called, or figures of fake and of real tensors would differ:
 
 - an operator that torch composes of others (`matmul`, `linear`) arrives whole under `torch.inference_mode`, where no autograd
-  key takes it apart, and in parts elsewhere: it is always taken apart here;
+  key takes it apart, and in parts elsewhere: it is always taken apart here, unless the device has a kernel for the whole
+  (`silu_backward` has both, and runs as one);
 - fake tensors are asked for metadata through operators (`prim.device`, `aten.size`), real ones are not: those are not operators
   of the step;
 - autograd writes the gradient of an indexing into zeros that it made for it, but beside them in the sight of a mode: it is led
@@ -15,7 +16,8 @@ a step is called, or figures of fake and of real tensors would differ:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -60,6 +62,7 @@ class OperatorWatch(TorchDispatchMode):
         before: called with the positional and keyword arguments, as one tuple.
         after: called with what the operator returned.
         call: called with the operator, its arguments and its result.
+        whole: operators that are not taken apart though the tensors' device has no kernel for them.
     """
 
     supports_higher_order_operators = True
@@ -70,11 +73,13 @@ class OperatorWatch(TorchDispatchMode):
         before: Callable[[Any], None] | None = None,
         after: Callable[[Any], None] | None = None,
         call: Callable[[Any, Any, dict[str, Any], Any], None] | None = None,
+        whole: Collection[Any] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._before = before
         self._after = after
         self._call = call
+        self._whole = whole
         self._stances: list[Any] = []
 
     def __enter__(self) -> Any:
@@ -101,7 +106,11 @@ class OperatorWatch(TorchDispatchMode):
         if not isinstance(func, HigherOrderOperator):
             if func.namespace == "prim" or func.overloadpacket in _QUESTIONS:
                 return func(*args, **given)
-            if func._can_decompose():
+            if (
+                func not in self._whole
+                and func._can_decompose()
+                and not _has_kernel(func, _device_of((*args, *given.values())))
+            ):
                 with self:
                     result = func.decompose(*args, **given)
                 if result is not NotImplemented:
@@ -116,6 +125,15 @@ class OperatorWatch(TorchDispatchMode):
         if self._call is not None:
             self._call(func, args, given, result)
         return result
+
+
+def _device_of(arguments: tuple[Any, ...]) -> str:
+    return next((tensor.device.type for tensor in tensors_in(arguments)), "cpu")
+
+
+@lru_cache(maxsize=4096)
+def _has_kernel(func: Any, device: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C._dispatch_key_for_device(device)))
 
 
 def node_name() -> str:
