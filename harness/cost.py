@@ -2,7 +2,7 @@
 
 The suite's own step runs under torch's `FakeTensorMode`, where a tensor is its shape, dtype and storage size, and an operator
 only works those out. The meters that watch a real CPU step watch this one, so a prediction is the measurement of the same
-code at any size, without its memory or time: exact for a CPU, in its allocator's granules for a CUDA device.
+code at any size, without its memory or time: exact for a CPU, in its allocator's blocks and with its kernels for a CUDA device.
 
 Fake tensors live on `cpu` (a fake `cuda` tensor aborts a torch without CUDA in autograd). That the measured code takes its
 CUDA branches is for the suite's `target_device` hook, a context that the caller hands over.
@@ -28,8 +28,9 @@ from torch._subclasses.fake_tensor import (
 from frostline.harness.declare import Step
 from frostline.harness.meters.allocations import Ledger, Peak
 from frostline.harness.meters.counts import Call, Formulas, Tally
+from frostline.harness.meters.cuda_branches import WHOLE, CudaBranches
 from frostline.harness.meters.launches import noted_launches
-from frostline.harness.meters.memory import CUDA_GRANULE, collected
+from frostline.harness.meters.memory import collected, cuda_block
 from frostline.harness.meters.shapes import fake_tensors
 from frostline.results.record import PEAK_ABOVE_INPUTS, PEAK_ALLOCATED, UsageError
 
@@ -80,14 +81,17 @@ def predict(
     Args:
         build: makes the step, with its tensors on `cpu`; `Skipped` passes through.
         context: entered while the step is built and run; in it the measured code takes the branches of `device`.
-        device: the device that is predicted. For `cuda` each tensor counts in multiples of 512 bytes, as its allocator does.
+        device: the device that is predicted. For `cuda` each tensor counts as its allocator rounds (`cuda_block`), and torch's
+            own functions take their kernels there (`CudaBranches`).
         traffic: what the measured code declares that its own operators read and write, see `Tally`.
 
     Raises:
         NotPredictable: the step reads a tensor's data, or calls an operator that has no fake implementation.
     """
-    ledger = Ledger(round_to=CUDA_GRANULE if torch.device(device).type == "cuda" else 1)
-    with _explained(), context or nullcontext(), fake_tensors(), noted_launches() as launches:
+    cuda = torch.device(device).type == "cuda"
+    ledger = Ledger(cuda_block, WHOLE) if cuda else Ledger()
+    branches = CudaBranches() if cuda else nullcontext()
+    with _explained(), context or nullcontext(), fake_tensors(), branches, noted_launches() as launches:
         with ledger:
             step = build()
         cost, left = _run(step, ledger, traffic, launches)

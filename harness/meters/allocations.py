@@ -8,7 +8,7 @@ the node is named as well (`MmBackward0`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -90,11 +90,12 @@ class Ledger(LiveBytes):
     """A context that follows live tensor bytes as `LiveBytes` does, and keeps who allocated them.
 
     Args:
-        round_to: as of `LiveBytes`.
+        block: as of `LiveBytes`.
+        whole: as of `OperatorWatch`.
     """
 
-    def __init__(self, round_to: int = 1) -> None:
-        super().__init__(round_to)
+    def __init__(self, block: Callable[[int], int] = int, whole: Collection[Any] = ()) -> None:
+        super().__init__(block)
         self._entries: list[_Entry] = []  # in the order of their birth
         self._open: dict[int, _Entry] = {}  # those that are alive, by storage
         self._operators = self._began = self._events = self._moment = 0
@@ -102,7 +103,7 @@ class Ledger(LiveBytes):
         self._where: tuple[str, ...] | None = None  # of the operator that is seen, once it was asked for
         self._top: tuple[int, str, str, tuple[str, ...]] = (0, "", "", ())
         self._shown: Shown | None = None
-        self._watch = OperatorWatch(before=self._see, call=self._called)
+        self._watch = OperatorWatch(before=self._see, call=self._called, whole=whole)
 
     @contextmanager
     def showing(self, call: Shown) -> Iterator[None]:

@@ -5,7 +5,8 @@ code runs eagerly in its sight: torch would otherwise compile every operator of 
 a step is called, or figures of fake and of real tensors would differ:
 
 - an operator that torch composes of others (`matmul`, `linear`) arrives whole under `torch.inference_mode`, where no autograd
-  key takes it apart, and in parts elsewhere: it is always taken apart here;
+  key takes it apart, and in parts elsewhere: it is always taken apart here, unless the device has a kernel for the whole
+  (`silu_backward` has both, and runs as one);
 - fake tensors are asked for metadata through operators (`prim.device`, `aten.size`), real ones are not: those are not operators
   of the step;
 - autograd writes the gradient of an indexing into zeros that it made for it, but beside them in the sight of a mode: it is led
@@ -15,8 +16,8 @@ a step is called, or figures of fake and of real tensors would differ:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class OperatorWatch(TorchDispatchMode):
         before: called with the positional and keyword arguments, as one tuple.
         after: called with what the operator returned.
         call: called with the operator, its arguments and its result.
+        whole: operators that are not taken apart though the tensors' device has no kernel for them.
     """
 
     supports_higher_order_operators = True
@@ -71,11 +73,13 @@ class OperatorWatch(TorchDispatchMode):
         before: Callable[[Any], None] | None = None,
         after: Callable[[Any], None] | None = None,
         call: Callable[[Any, Any, dict[str, Any], Any], None] | None = None,
+        whole: Collection[Any] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._before = before
         self._after = after
         self._call = call
+        self._whole = whole
         self._stances: list[Any] = []
 
     def __enter__(self) -> Any:
@@ -97,12 +101,16 @@ class OperatorWatch(TorchDispatchMode):
         return False  # torch's default imports torch._dynamo at the first operator, which takes 2 s of every process
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Take an operator apart that no device runs as one, otherwise run it between `before` and `after`."""
+        """Take a composite operator apart, otherwise run it between `before` and `after`."""
         given = kwargs or {}
         if not isinstance(func, HigherOrderOperator):
             if func.namespace == "prim" or func.overloadpacket in _QUESTIONS:
                 return func(*args, **given)
-            if func._can_decompose() and not _has_kernel(func):
+            if (
+                func not in self._whole
+                and func._can_decompose()
+                and not _has_kernel(func, _device_of((*args, *given.values())))
+            ):
                 with self:
                     result = func.decompose(*args, **given)
                 if result is not NotImplemented:
@@ -119,10 +127,13 @@ class OperatorWatch(TorchDispatchMode):
         return result
 
 
-@cache
-def _has_kernel(func: Any) -> bool:
-    """Whether a device runs the operator as one, although it could be taken apart: `silu_backward`, for example."""
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in ("CPU", "CUDA"))
+def _device_of(arguments: tuple[Any, ...]) -> str:
+    return next((tensor.device.type for tensor in tensors_in(arguments)), "cpu")
+
+
+@lru_cache(maxsize=4096)
+def _has_kernel(func: Any, device: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C._dispatch_key_for_device(device)))
 
 
 def node_name() -> str:

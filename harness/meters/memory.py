@@ -7,7 +7,7 @@ frees inside itself is not seen. Under a dispatch mode, as for fake tensors, aut
 used more than once out of place, where it otherwise may add in place: one such gradient more for a moment.
 
 torch has a tracker of its own, `torch.distributed._tools.mem_tracker.MemTracker`, and it finds the same bytes (a test holds one
-against the other). It is not the base here for three reasons: it rounds to the CUDA allocator's granule by the tensor's
+against the other). It is not the base here for three reasons: it rounds as the CUDA allocator does by the tensor's
 device, and the cost model's fake tensors live on `cpu`; while entered it replaces `torch.UntypedStorage.resize_` and hooks
 every module and optimizer of the process, which the measured code could notice; and it imports `torch.distributed`.
 """
@@ -28,7 +28,18 @@ from frostline.harness.declare import Step
 from frostline.harness.meters.dispatch import OperatorWatch, tensors_in
 from frostline.results.record import PEAK_ABOVE_INPUTS, PEAK_ALLOCATED, PEAK_RESERVED
 
-CUDA_GRANULE = 512  # bytes: the CUDA caching allocator rounds every request up to a multiple of this (kMinBlockSize)
+# Of the CUDA caching allocator (c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp), in bytes.
+_GRANULE = 512  # kMinBlockSize: every request is rounded up to a multiple of it
+_LARGE = 10 * 2**20  # kMinLargeAlloc: from here on a request has a segment of its own
+_SEGMENT = 2 * 2**20  # kRoundLarge: such a segment is a multiple of this
+_SPLIT = 2**20  # kSmallSize: what is left of a segment is split off where it is more than this, else the block takes it in
+
+
+def cuda_block(size: int) -> int:
+    """The bytes that the CUDA caching allocator counts for a tensor of `size` bytes, where no larger block lay free."""
+    rounded = -(-size // _GRANULE) * _GRANULE
+    segment = -(-rounded // _SEGMENT) * _SEGMENT
+    return segment if rounded >= _LARGE and segment - rounded <= _SPLIT else rounded
 
 
 class LiveBytes:
@@ -45,19 +56,13 @@ class LiveBytes:
     the backward in the calling thread). `meta` tensors have no memory, and sparse ones no storage: they do not count.
 
     Args:
-        round_to: each storage counts as its size rounded up to a multiple of this many bytes (512 predicts the CUDA
-            allocator, up to the slack of large blocks that it does not split: less than 1 MiB each).
-
-    Raises:
-        ValueError: `round_to` below 1.
+        block: the bytes that a storage of so many bytes counts as: `cuda_block` predicts the CUDA allocator.
     """
 
-    def __init__(self, round_to: int = 1) -> None:
-        if round_to < 1:
-            raise ValueError(f"round_to must be at least 1 byte, got {round_to}")
+    def __init__(self, block: Callable[[int], int] = int) -> None:
         self.current = 0
         self.peak = 0
-        self._round_to = round_to
+        self._block = block
         self._sizes: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         # Arguments are looked at too: a tensor may have been made where no mode sees it (`torch.from_numpy`, another thread).
@@ -83,7 +88,7 @@ class LiveBytes:
             if key not in self._alive:
                 self._alive[key] = weakref.ref(storage, partial(self._release, key))
                 self._found(key, tensor)
-            self._resize(key, -(-storage.nbytes() // self._round_to) * self._round_to)
+            self._resize(key, self._block(storage.nbytes()))
         self.peak = max(self.peak, self.current)
 
     def _found(self, key: int, tensor: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from frostline.harness.declare import Step
 from frostline.harness.meters import resident
 from frostline.harness.meters.dispatch import OperatorWatch
-from frostline.harness.meters.memory import LiveBytes, measure_peaks
+from frostline.harness.meters.memory import LiveBytes, cuda_block, measure_peaks
 from frostline.harness.meters.resident import measure_resident
 
 MIB = 2**20
@@ -128,15 +128,24 @@ class TestLiveBytes:
         del a, b, untracked
         assert (live.current, live.peak) == (0, 4040)
 
-    def test_round_to_rounds_each_storage_up(self) -> None:
-        with LiveBytes(round_to=512) as live:
+    def test_each_storage_counts_as_its_block(self) -> None:
+        with LiveBytes(cuda_block) as live:
             tensors = [ones(1), ones(128), ones(129), ones(0)]
         assert live.current == 512 + 512 + 1024
         assert len(tensors) == 4
 
-    def test_round_to_below_one_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="round_to must be at least 1 byte, got 0"):
-            LiveBytes(round_to=0)
+    @pytest.mark.parametrize(
+        ("mib", "block"),
+        [
+            (9.75, 9.75),  # shares a segment with others: what is left is theirs
+            (10.5, 10.5),  # of 12 MiB: 1.5 MiB are split off
+            (11.0, 12.0),  # 1 MiB is not
+            (501.0, 502.0),
+            (502.0, 502.0),
+        ],
+    )
+    def test_a_large_block_takes_in_what_is_too_little_to_split_off(self, mib: float, block: float) -> None:
+        assert cuda_block(int(mib * 2**20)) == block * 2**20
 
     def test_meta_and_sparse_tensors_have_no_memory_of_their_own(self) -> None:
         with LiveBytes() as live:
@@ -241,6 +250,19 @@ def gradient_of_an_indexing() -> Step:
     return Step(run=run, reset=reset)
 
 
+def gated() -> Step:
+    """The backward of silu is one kernel, though torch could also compose it: with five tensors of 120 KB more."""
+    gate, up = (torch.randn(300, 100, requires_grad=True) for _ in range(2))
+
+    def run() -> None:
+        (torch.nn.functional.silu(gate) * up).sum().backward()
+
+    def reset() -> None:
+        gate.grad = up.grad = None
+
+    return Step(run=run, reset=reset)
+
+
 STEPS = {
     "head, frozen": lambda: eager_head(frozen=True),
     "head, trainable": lambda: eager_head(frozen=False),
@@ -248,6 +270,7 @@ STEPS = {
     "views, in place, out": views_in_place_and_out,
     "gradient twice": gradient_twice,
     "gradient of an indexing": gradient_of_an_indexing,
+    "gated": gated,
 }
 
 
