@@ -291,8 +291,6 @@ def reduce_kernel(
         added += tl.load(at, mask=(program < programs)[:, None] & inside[None, :], other=0.0)
     result = tl.sum(added, 0)
     if NEED_WEIGHT:
-        if parameter == 0:
-            tl.store(dweight + column, result.to(dweight.dtype.element_ty), mask=inside)
+        tl.store(dweight + column, result.to(dweight.dtype.element_ty), mask=inside & (parameter == 0))
     if NEED_BIAS:
-        if parameter == NEED_WEIGHT:
-            tl.store(dbias + column, result.to(dbias.dtype.element_ty), mask=inside)
+        tl.store(dbias + column, result.to(dbias.dtype.element_ty), mask=inside & (parameter == NEED_WEIGHT))
