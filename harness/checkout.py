@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from frostline.harness import build
+from frostline.harness.exports import content_hash
 from frostline.harness.side import Source
 from frostline.results.record import NothingMeasured, UsageError, content_id
 
@@ -54,12 +55,12 @@ def find_project(repo: Path | str) -> Project:
     given = Path(repo).expanduser().resolve()
     if not given.is_dir():
         raise UsageError(f"--repo: {repo} is no directory")
-    top = _try_git(given, "rev-parse", "--show-toplevel")
+    top = try_git(given, "rev-parse", "--show-toplevel")
     if top.returncode:
         reason = top.stderr.strip().splitlines()[0].removeprefix("fatal: ") if top.stderr.strip() else "git gave no reason"
         raise UsageError(f"--repo: {repo} is no checkout of a git repository ({reason})")
     root = Path(top.stdout.rstrip("\n")).resolve()
-    if _try_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").returncode:
+    if try_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").returncode:
         raise UsageError(f"--repo: {repo} has no commit yet")
     for directory in (given, *given.parents):
         if directory == root or any((directory / name).is_file() for name in ("pyproject.toml", "setup.py")):
@@ -81,7 +82,7 @@ def resolve(ref: str, repo: Path | str, argument: str = "revision") -> Commit:
     root = find_project(repo).root
     if not ref.strip() or ref.startswith("-") or "\0" in ref:
         raise UsageError(f"{argument}: {ref!r} cannot be a revision; give a branch, tag or commit")
-    found = _try_git(root, "rev-parse", "--verify", f"{ref}^{{commit}}")
+    found = try_git(root, "rev-parse", "--verify", f"{ref}^{{commit}}")
     if found.returncode == 0:
         sha = found.stdout.strip()
         return Commit(sha, ref, _git(root, "log", "-1", "--format=%s", sha).strip())
@@ -107,14 +108,14 @@ def merge_base(repo: Path | str) -> Commit:
     head = resolve("HEAD", root).sha
     bases = []
     for branch in MAIN_BRANCHES:
-        found = _try_git(root, "merge-base", "HEAD", branch)
+        found = try_git(root, "merge-base", "HEAD", branch)
         base = found.stdout.strip()
         if found.returncode == 0 and base != head:
             bases.append((int(_git(root, "rev-list", "--count", f"{base}..HEAD")), base))
     if bases:
         sha = min(bases)[1]
         return Commit(sha, sha[:12], _git(root, "log", "-1", "--format=%s", sha).strip())
-    if _try_git(root, "rev-parse", "--verify", "--quiet", "HEAD~1").returncode:
+    if try_git(root, "rev-parse", "--verify", "--quiet", "HEAD~1").returncode:
         raise UsageError(
             "base: HEAD has no parent here and left no main branch; name a base (in a shallow clone, fetch more history)"
         )
@@ -129,8 +130,8 @@ def installed_source(targets: Sequence[str] = ()) -> Source:
         if spec is None:
             raise UsageError(f"target {target}: no such package is installed")
         folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-        contents[target] = [build.content_hash(folder) for folder in folders if folder.is_dir()] or [
-            _file_state(Path(spec.origin or ""))
+        contents[target] = [content_hash(folder) for folder in folders if folder.is_dir()] or [
+            file_state(Path(spec.origin or ""))
         ]
     return Source("installed", "installed", content_id(["installed", contents]), None, tuple(targets))
 
@@ -153,14 +154,14 @@ def git_source(ref: str, repo: Path | str = ".", targets: Sequence[str] = (), ar
     return _export(project, commit, {}, Source(ref, "git", "", None, tuple(targets)))
 
 
-def worktree_source(repo: Path | str = ".", targets: Sequence[str] = ()) -> Source:
+def worktree_source(repo: Path | str = ".", targets: Sequence[str] = (), label: str = "working tree") -> Source:
     """The working tree: HEAD with every change to tracked files, and the files that are new and not ignored.
 
     The identity of a clean tree is that of HEAD. Raises what `git_source` raises.
     """
     project = find_project(repo)
     commit = resolve("HEAD", project.root)
-    return _export(project, commit, _changes(project.root), Source("working tree", "worktree", "", None, tuple(targets)))
+    return _export(project, commit, _changes(project.root), Source(label, "worktree", "", None, tuple(targets)))
 
 
 def state_of(folder: Path) -> dict[str, str]:
@@ -174,24 +175,6 @@ def state_of(folder: Path) -> dict[str, str]:
     return {"commit": commit.sha} | ({"dirty": content_id(sorted(changes.items()))} if changes else {})
 
 
-def restore(source: Source) -> Source:
-    """The source with its export in place: as it is, or built again where the cache was cleared.
-
-    Raises:
-        UsageError: the working tree is no longer what the source was made of.
-    """
-    if source.path is None or source.path.is_dir():
-        return source
-    repo, targets = Path(source.detail["repository"], source.detail["subdirectory"]), source.detail["asked_targets"]
-    is_git = source.kind == "git"
-    again = git_source(source.detail["commit"], repo, targets) if is_git else worktree_source(repo, targets)
-    if again.identity != source.identity:
-        raise UsageError(
-            f"{source.label}: it is no longer what was measured, and its export has left the cache; start a new session"
-        )
-    return replace(again, label=source.label)
-
-
 def _export(project: Project, commit: Commit, changes: Mapping[str, str], asked: Source) -> Source:
     """Complete a source with its export, identity and detail."""
     name = f"{asked.label} ({commit.sha[:12]}{', with changes' if changes else ''})"
@@ -201,7 +184,7 @@ def _export(project: Project, commit: Commit, changes: Mapping[str, str], asked:
 
     def fill(tree: Path) -> Path:
         _clone(project.root, commit.sha, tree)
-        _apply(changes, project.root, tree)
+        copy_changes(changes, project.root, tree)
         return tree / project.subdirectory
 
     try:
@@ -229,7 +212,7 @@ def _pyproject(project: Project, commit: Commit, changes: Mapping[str, str]) -> 
     path = Path(project.subdirectory, "pyproject.toml").as_posix()
     if path in changes:
         return "" if changes[path] == DELETED else (project.root / path).read_text(encoding="utf-8")
-    found = _try_git(project.root, "show", f"{commit.sha}:{path}")
+    found = try_git(project.root, "show", f"{commit.sha}:{path}")
     return found.stdout if found.returncode == 0 else ""
 
 
@@ -238,11 +221,11 @@ def _changes(root: Path) -> dict[str, str]:
     tracked = _git(root, "diff", "--name-only", "-z", "--no-renames", "--no-relative", "--ignore-submodules=all", "HEAD")
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     paths = [path for path in (tracked + untracked).split("\0") if path and not path.endswith("/")]
-    return {path: _file_state(root / path) for path in sorted(set(paths))}
+    return {path: file_state(root / path) for path in sorted(set(paths))}
 
 
-def _file_state(path: Path) -> str:
-    """What git would keep of a file: its kind, whether it can be executed, and a hash of its content."""
+def file_state(path: Path) -> str:
+    """What git would keep of a file: its kind, whether it can be executed, and a hash of its content; `DELETED` of none."""
     try:
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
@@ -256,8 +239,8 @@ def _file_state(path: Path) -> str:
         return DELETED
 
 
-def _apply(changes: Mapping[str, str], root: Path, tree: Path) -> None:
-    """Make the changes in the clone. Raises UsageError where the working tree changed in the meantime."""
+def copy_changes(changes: Mapping[str, str], root: Path, tree: Path) -> None:
+    """Give a tree the files of `root` that are named, in the states given. Raises UsageError where one has changed since."""
     for path in changes:
         target = tree / path
         if target.is_symlink() or target.is_file():
@@ -271,8 +254,8 @@ def _apply(changes: Mapping[str, str], root: Path, tree: Path) -> None:
             shutil.rmtree(target)
         with contextlib.suppress(FileNotFoundError):  # the comparison of states notices
             shutil.copy2(root / path, target, follow_symlinks=False)
-        if _file_state(target) != state:
-            raise UsageError(f"working tree: {path} changed while it was being exported; try again when the files are at rest")
+        if file_state(target) != state:
+            raise UsageError(f"{root / path} changed while it was being exported; try again when the files are at rest")
 
 
 def _clone(root: Path, sha: str, tree: Path) -> None:
@@ -294,14 +277,14 @@ def _nested_repositories(root: Path, sha: str) -> list[str]:
 
 def _git(directory: Path, *arguments: str, extra: Mapping[str, str] | None = None) -> str:
     """The output of a git command that is expected to work."""
-    result = _try_git(directory, *arguments, extra=extra)
+    result = try_git(directory, *arguments, extra=extra)
     if result.returncode:
         last = result.stderr.strip().splitlines()
         raise NothingMeasured(f"git {' '.join(arguments)} failed in {directory}: {last[-1] if last else 'no message'}")
     return result.stdout
 
 
-def _try_git(directory: Path, *arguments: str, extra: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def try_git(directory: Path, *arguments: str, extra: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run git in a directory, whatever repository a surrounding hook points to, and without refreshing the index."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     # What git says is read here, so it has to be said in English.

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frostline.harness import session as sessions
-from frostline.harness.checkout import (
-    find_project,
-    git_source,
-    installed_source,
-    merge_base,
-    resolve,
-    restore,
-    state_of,
-    worktree_source,
-)
+from frostline.harness.checkout import find_project, installed_source, merge_base, state_of
 from frostline.harness.describe import LOOKS, Request, plan_compare
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
 from frostline.harness.selection import bundled_names
 from frostline.harness.side import Source
+from frostline.harness.sources import Asked, check, make, restore
+from frostline.results.flags import OUT_OF_TIME
 from frostline.results.noise import DETAIL as SELF_COMPARISON
-from frostline.results.policy import MERGE_BASE, Policy
+from frostline.results.policy import MERGE_BASE, Limits, Policy, SuitePolicy
 from frostline.results.record import NothingMeasured, Role, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
 from frostline.results.verdict import LEAST_ROUNDS
 
 NOISE_SUITE = "noise"  # bundled: what `frostline doctor --noise` compares with itself
+NO_LIMITS = Limits()
 TARGET = "cuda"  # what is predicted where nothing else is said: a laptop asks what a GPU would need
 
 
@@ -42,35 +37,36 @@ class Measured:
     verdicts: Sequence[Verdict]
 
 
-def measure(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
-    """Measure a plan as a new session.
+def measure(plan: Plan, store: Store, progress: Progress, command: str, *, among_others: bool = False) -> Measured:
+    """Measure a plan as a new session. One that is `among_others` may run out of time before anything is measured.
 
     Raises:
-        NothingMeasured: no process of it was ok.
+        NothingMeasured: no process of it was ok, or the time was used up before one could be.
     """
-    return _finish(plan, sessions.open_session(plan, store, command, state_of(Path())), store, progress)
+    session = sessions.open_session(plan, store, command, state_of(Path()))
+    return _finish(plan, session, store, progress, among_others=among_others)
 
 
-def comparison(request: Request, base: str | None, head: str | None, repo: Path, progress: Progress) -> Plan:
-    """A plan that varies the source. Without `base` HEAD, without `head` the working tree.
+def comparison(request: Request, base: Asked, head: Asked, repo: Path, progress: Progress) -> Plan:
+    """A plan that varies the source. Without a text `base` is HEAD and `head` the working tree.
 
     Raises:
         UsageError: neither was named and the working tree is HEAD, or what was named is not there.
-        NothingMeasured: a source cannot be built.
+        NothingMeasured: a source cannot be built or downloaded.
     """
-    root = find_project(repo).root
-    for ref, argument in ((base, "BASE"), (head, "HEAD")):
-        if ref is not None:
-            resolve(ref, root, argument)
-    if request.suite in bundled_names() and not (root / "kernels").is_dir():
-        raise UsageError(
-            f"--suite: {request.suite} measures frostline's own kernels, which {root} does not have; name a suite file"
-        )
-    progress.note(f"preparing {base or 'HEAD'} and {head or 'the working tree'}")
+    against = replace(base, text=base.text or "HEAD")
+    for asked in (against, head):
+        check(asked, repo)
+        if request.suite in bundled_names() and asked.of_git and not (find_project(repo).root / "kernels").is_dir():
+            raise UsageError(
+                f"--suite: {request.suite} measures frostline's own kernels, which {find_project(repo).root} does not have; "
+                "name a suite file"
+            )
+    progress.note(f"preparing {against.text} and {head.text or 'the working tree'}")
 
     def sources(targets: Sequence[str]) -> list[Source]:
-        first, second = _two_sources(base or "HEAD", head, repo, targets, ("BASE", "HEAD"))
-        if base is None and first.identity == second.identity:
+        first, second = (make(asked, repo, targets) for asked in (against, head))
+        if base.text is None and first.identity == second.identity:
             raise UsageError(
                 "BASE HEAD: none was named and the working tree is HEAD, so there is nothing to compare; "
                 "change something, or name two revisions (frostline compare main my-branch)"
@@ -107,14 +103,14 @@ def measure_noise(plan: Plan, store: Store, progress: Progress, command: str) ->
     return _finish(plan, session, store, progress)
 
 
-def resume(session_ref: str, store: Store, progress: Progress) -> Measured:
-    """Finish a session that was interrupted, by its stored plan."""
+def resume(session_ref: str, store: Store, progress: Progress, budget_s: float | None = None) -> Measured:
+    """Finish a session that was interrupted or ran out of time, by its stored plan but in as much time as is given now."""
     session = store.session(session_ref)
     if session.detail.get("predicted"):
         raise UsageError(f"--resume: session {session.id} predicted and measured nothing; ask again with frostline cost")
     plan = _stored_plan(session)
     restored = [replace(side, source=restore(side.source)) for side in plan.sides]
-    return _finish(replace(plan, sides=restored), session, store, progress)
+    return _finish(replace(plan, sides=restored, budget_s=budget_s), session, store, progress)
 
 
 def verdicts_of(session: Session, store: Store) -> Sequence[Verdict]:
@@ -136,11 +132,19 @@ def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measu
 
 
 def gate(
-    policy: Policy, base: str | None, head: str | None, repo: Path, store: Store, progress: Progress, command: str
+    policy: Policy,
+    base: str | None,
+    head: str | None,
+    repo: Path,
+    store: Store,
+    progress: Progress,
+    command: str,
+    limits: Limits = NO_LIMITS,
 ) -> tuple[Policy, list[Measured]]:
     """Compare under a policy: a session for each of its suites, predicted or measured.
 
     `base` defaults to the policy's (the merge base with the main branch, else the parent of HEAD), `head` to the working tree.
+    Of a budget every suite gets an equal part, and what an earlier one left of its own.
 
     Returns:
         The policy with its suites by the names that their cases have (a file's suite is known once it is loaded), and the
@@ -151,40 +155,56 @@ def gate(
     predicted = policy.predicted if policy.predicted != "auto" else not query_gpu(["name"])
 
     def sources(targets: Sequence[str]) -> list[Source]:
-        return _two_sources(against, head, repo, targets, ("--base", "--head"))
+        return [make(Asked(against, "--base"), repo, targets), make(Asked(head, "--head"), repo, targets)]
 
-    done, named = [], []
-    for suite in policy.suites:
-        settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
-        spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
+    if predicted and limits.given:
+        raise UsageError(
+            f"{', '.join(limits.given)}: here the cost model decides, and nothing is measured; leave that out, "
+            "or set predicted = false in the policy"
+        )
+    policy = policy.limited(limits)
+    done: list[Measured] = []
+    named: list[SuitePolicy] = []
+    left = policy.budget_s
+    for at, suite in enumerate(policy.suites):
+        part = None if left is None else max(0.0, left) / (len(policy.suites) - at)
         device = TARGET if predicted else None
-        plan = plan_compare(Request(spec, suite.preset, settings, rounds=suite.rounds, device=device), sources)
+        request = replace(_gated(suite, root), device=device, isolation=policy.isolation, budget_s=part)
+        plan = plan_compare(request, sources)
         named.append(replace(suite, name=plan.cases[0].suite))
-        limits = policy.thresholds({suite.name: plan.delta})
-        plan = replace(plan, delta=limits.delta[suite.name], byte_tolerance=limits.byte_tolerance)
-        done.append((predict if predicted else measure)(plan, store, progress, command))
+        thresholds = policy.thresholds({suite.name: plan.delta})
+        plan = replace(plan, delta=thresholds.delta[suite.name], byte_tolerance=thresholds.byte_tolerance)
+        begun = time.monotonic()
+        if predicted:
+            done.append(predict(plan, store, progress, command))
+        else:  # a suite without time must not silence what another one found
+            done.append(measure(plan, store, progress, command, among_others=True))
+        left = None if left is None else left - (time.monotonic() - begun)
     return replace(policy, suites=named), done
 
 
-def _two_sources(base: str, head: str | None, repo: Path, targets: Sequence[str], arguments: tuple[str, str]) -> list[Source]:
-    """A revision, and another one or the working tree. `arguments` are what the user would call them, for messages."""
-    first = git_source(base, repo, targets, arguments[0])
-    return [first, git_source(head, repo, targets, arguments[1]) if head else worktree_source(repo, targets)]
+def _gated(suite: SuitePolicy, root: Path) -> Request:
+    """What the policy asks of a suite; a suite's file is named from the root of the repository."""
+    settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
+    spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
+    return Request(spec, suite.preset, settings, rounds=suite.rounds, max_rounds=suite.max_rounds)
 
 
-def _finish(plan: Plan, session: Session, store: Store, progress: Progress) -> Measured:
+def _finish(plan: Plan, session: Session, store: Store, progress: Progress, *, among_others: bool = False) -> Measured:
     verdicts = sessions.measure(plan, store, session, progress)
-    _something_measured(store, session, Role.MEASURE)
+    out_of_time = any(OUT_OF_TIME in one.flags for one in verdicts)
+    if not (out_of_time and among_others):
+        _something_measured(store, session, Role.MEASURE, "the time was used up before the first round" if out_of_time else "")
     return Measured(session, plan, verdicts)
 
 
-def _something_measured(store: Store, session: Session, role: Role) -> None:
+def _something_measured(store: Store, session: Session, role: Role, why: str = "") -> None:
     """A session in which no process was ok is no success, whatever its rows say."""
     records = store.processes(session.id)
     if any(item.status is Status.OK and item.role is role for item in records):
         return
     failed = [item for item in records if item.status is not Status.OK]
     reasons = dict.fromkeys(f"{item.status}: {item.reason}" for item in failed)
-    said = "; ".join(list(reasons)[:3]) or "no process ran"
+    said = "; ".join(list(reasons)[:3]) or why or "no process ran"
     last = "\n  ".join(next((item.stderr.strip().splitlines()[-8:] for item in failed if item.stderr.strip()), []))
     raise NothingMeasured(f"nothing could be measured ({said})" + (f"\n  {last}" if last else ""))

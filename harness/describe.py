@@ -17,11 +17,12 @@ from frostline.harness.device import usable_cores
 from frostline.harness.isolation import Ended, Process
 from frostline.harness.plan import Plan
 from frostline.harness.side import Side, Source
+from frostline.results.looks import LOOK_ROUNDS
 from frostline.results.record import Bar, Case, UsageError
 
 DESCRIBE_TIMEOUT_S = 300.0
+ISOLATIONS = ("spawn", "fork")
 LOOKS = 2  # of a comparison: a second one where the first could not tell
-LOOK_ROUNDS = 8  # of a comparison's look, at least: what the verdicts' error rates in docs/method.md were simulated for
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,26 @@ class Request:
     threads: int | None = None
     seed: int = 0
     timeout_s: float = 600.0
+    isolation: str = "spawn"
+    max_rounds: int | None = None
+    budget_s: float | None = None
 
     def __post_init__(self) -> None:
+        if self.isolation not in ISOLATIONS:
+            raise UsageError(f"--isolation: expected {' or '.join(ISOLATIONS)}, got {self.isolation!r}")
         if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {self.device!r}")
         for name, value, least, most in (
             ("--rounds", self.rounds, 1, 1000),
+            ("--max-rounds", self.max_rounds, 1, 10_000),
             ("--threads", self.threads, 1, 4096),
             ("--timeout", self.timeout_s, 0.01, 1e6),
             ("--seed", self.seed, 0, 2**31),
         ):
             if value is not None and not least <= value <= most:
                 raise UsageError(f"{name}: expected {least:g} to {most:,.0f}, got {value:g}")
+        if self.rounds and self.max_rounds and self.max_rounds < self.rounds:
+            raise UsageError(f"--max-rounds: got {self.max_rounds}, wanted at least the {self.rounds} of --rounds")
 
 
 class SuiteNotLoaded(UsageError):
@@ -136,7 +145,8 @@ def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Seque
         )
     implementation = request.implementations[0] if request.implementations else suite.compared
     sides = [Side(at, implementation, source, at == 0) for at, source in enumerate(sources)]
-    return _plan(request, replace(suite, rounds=max(suite.rounds, LOOK_ROUNDS)), sides, looks)
+    rounds = max(suite.rounds, LOOK_ROUNDS)  # what the verdicts' error rates in docs/method.md were simulated for
+    return _plan(request, replace(suite, rounds=rounds), sides, looks)
 
 
 def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) -> Plan:
@@ -144,17 +154,21 @@ def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) 
     absolute = (
         str(Path(suite_file).resolve()) + request.suite[len(suite_file) :] if suite_file.endswith(".py") else request.suite
     )
+    rounds = request.rounds or suite.rounds
+    most = request.max_rounds or looks * rounds
     selection: dict[str, Any] = {"preset": request.preset, "settings": list(request.settings), "axes": list(suite.axes)}
     return Plan(
         suite=absolute,
         cases=suite.cases,
         sides=sides,
-        rounds=request.rounds or suite.rounds,
+        rounds=min(rounds, most),
         device=suite.device,
         threads=request.threads or usable_cores(),
         delta=suite.delta,
-        looks=looks,
+        max_rounds=most,
+        budget_s=request.budget_s,
         seed=request.seed,
         timeout_s=request.timeout_s,
+        isolation=request.isolation,
         selection=selection,
     )

@@ -1,7 +1,8 @@
 """A fresh process for each measurement, seen from the session: start, ask, and know how it ended.
 
-`spawn` starts a new interpreter with safe path (`-P`). Commands and replies travel on inherited descriptors; stdout and
-stderr are read by a thread that keeps their end, so neither a `print` nor a flood of it disturbs a measurement.
+`spawn` starts a new interpreter with safe path (`-P`); `forks.py` has the other way. Commands and replies travel on
+inherited descriptors; stdout and stderr are read by a thread that keeps their end, so neither a `print` nor a flood of it
+disturbs a measurement.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from frostline.results.record import Module, Status, UsageError
 
@@ -37,11 +40,144 @@ class Ended(Exception):
         self.status, self.reason, self.modules = status, reason, modules or []
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a process is given, however it is started; `Process` says what the fields mean."""
+
+    path: Path | None
+    targets: tuple[str, ...]
+    device: str
+    seed: int
+    threads: int
+
+    def message(self) -> dict[str, Any]:
+        """The first line that a worker reads."""
+        path = None if self.path is None else str(self.path)
+        return {"path": path, "targets": self.targets, "device": self.device, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The descriptors that a process gets: its commands to read, its replies and its output to write."""
+
+    command: int
+    reply: int
+    output: int
+
+
+class Handle(Protocol):
+    """A process that was started.
+
+    isolation: how, for the record. pid: its number. fate: why it ended, where its exit code does not tell.
+    """
+
+    isolation: str
+    pid: int
+    fate: str
+
+    def poll(self) -> int | None:
+        """Its exit code, the negative signal that killed it, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code when it has ended. Raises `subprocess.TimeoutExpired`."""
+
+    def end(self) -> None:
+        """Kill it and its children, and wait until it is gone."""
+
+
+Launch: TypeAlias = Callable[[Start, Ends], Handle]
+
+
+class Spawned(subprocess.Popen[bytes]):
+    """A worker in an interpreter of its own, as the leader of its session."""
+
+    isolation = "spawn"
+    fate = ""
+
+    def end(self) -> None:
+        """Kill it and its children, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+
+def spawn(start: Start, ends: Ends) -> Handle:
+    """Start a worker in a new interpreter."""
+    return Spawned(
+        [sys.executable, "-P", "-m", "frostline.harness.worker", str(ends.command), str(ends.reply)],
+        pass_fds=(ends.command, ends.reply),
+        stdin=subprocess.DEVNULL,
+        stdout=ends.output,
+        stderr=subprocess.STDOUT,
+        env=environment(start.path, start.seed, start.threads),
+        start_new_session=True,
+    )
+
+
+def environment(path: Path | None, hash_seed: int, threads: int) -> dict[str, str]:
+    """The variables of an interpreter that measures: the user's, with what all sides must have alike."""
+    variables = os.environ | {"PYTHONHASHSEED": str(hash_seed), **thread_variables(threads), **QUIET_WAITING}
+    if path is not None:  # for what the step itself starts: a child must load its side's code as well
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
+    return variables
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """What torch and the BLAS underneath read when they are loaded."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
+def cause_of_death(code: int) -> str:
+    """An exit code, or the negative number of a signal, in words."""
+    if code >= 0:
+        return f"left with exit code {code}"
+    name = signal.Signals(-code).name
+    hint = ", perhaps by the kernel for want of memory" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"
+
+
+class Tail:
+    """Reads a descriptor to its end in a thread, and keeps the last of it. `before` is what was said already."""
+
+    def __init__(self, output: int, before: str = "") -> None:
+        self._output = output
+        self._chunks: deque[str] = deque([before])
+        self._thread = threading.Thread(target=self._keep_end, daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        """The last `STDERR_KEPT` characters until now."""
+        return "".join(self._chunks.copy())[-STDERR_KEPT:]
+
+    def join(self) -> None:
+        """Wait a while for the rest."""
+        self._thread.join(GRACE_S)
+
+    def _keep_end(self) -> None:
+        kept = len(self._chunks[0])
+        with os.fdopen(self._output, "rb", buffering=0) as stream:
+            while chunk := stream.read(65_536):
+                self._chunks.append(chunk.decode(errors="replace"))
+                kept += len(self._chunks[-1])
+                while len(self._chunks) > 1 and kept - len(self._chunks[0]) > STDERR_KEPT:
+                    kept -= len(self._chunks.popleft())
+
+
 class Process:
     """One worker. Not thread-safe; use as a context manager so that no process outlives its measurement."""
 
     def __init__(
-        self, *, path: Path | None, targets: tuple[str, ...], device: str, seed: int, threads: int, timeout_s: float
+        self,
+        *,
+        path: Path | None,
+        targets: tuple[str, ...],
+        device: str,
+        seed: int,
+        threads: int,
+        timeout_s: float,
+        launch: Launch = spawn,
+        spawned_because: str = "",
+        said_before: str = "",
     ) -> None:
         """Start it; the interpreter comes up while the session goes on.
 
@@ -51,36 +187,26 @@ class Process:
             seed: seeds torch and Python's hashing, the same on all sides of a round.
             threads: for torch and the BLAS underneath.
             timeout_s: the longest that one request may take.
+            launch: how it is started. What it raises is raised.
+            spawned_because: why it is not forked although that was asked for; kept for the record.
+            said_before: what was printed while its suite was imported, where that was in another process.
         """
-        self.timeout_s, self._started, self._ended = timeout_s, time.monotonic(), 0.0
-        self._output: deque[str] = deque()
+        self.timeout_s, self.spawned_because = timeout_s, spawned_because
+        self._started, self._ended = time.monotonic(), 0.0
         self._pending = b""
-        command_read, self._command = os.pipe()
-        self._reply, reply_write = os.pipe()
-        environment = os.environ | {
-            "PYTHONHASHSEED": str(seed),
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-            "OPENBLAS_NUM_THREADS": str(threads),
-            **QUIET_WAITING,
-        }
-        if path is not None:  # for what the step itself starts: a child must load its side's code as well
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "frostline.harness.worker", str(command_read), str(reply_write)],
-            pass_fds=(command_read, reply_write),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        os.close(command_read)
-        os.close(reply_write)
-        self._reader = threading.Thread(target=self._keep_end, daemon=True)
-        self._reader.start()
-        start = {"path": str(path) if path else None, "targets": targets, "device": device, "seed": seed}
-        self.tell(start)
+        start = Start(path, targets, device, seed, threads)
+        (command, self._command), (self._reply, reply), (own_output, output) = os.pipe(), os.pipe(), os.pipe()
+        try:
+            self._handle = launch(start, Ends(command, reply, output))
+        except BaseException:
+            for mine in (self._command, self._reply, own_output):
+                os.close(mine)
+            raise
+        finally:
+            for its in (command, reply, output):
+                os.close(its)
+        self._tail = Tail(own_output, said_before)
+        self.tell(start.message())
 
     def __enter__(self) -> Process:
         return self
@@ -115,7 +241,17 @@ class Process:
 
     def stderr(self) -> str:
         """The end of what the process printed, stdout and stderr in the order of their coming."""
-        return "".join(self._output)[-STDERR_KEPT:]
+        return self._tail.text()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._handle.pid
+
+    @property
+    def isolation(self) -> str:
+        """How it was started: `spawn` or `fork`."""
+        return self._handle.isolation
 
     @property
     def seconds(self) -> float:
@@ -134,26 +270,21 @@ class Process:
             return
         self.dismiss()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)
-        self._kill()
+            self._handle.wait(GRACE_S)
+        self._handle.end()
         os.close(self._reply)
         self._ended = time.monotonic()
-        self._reader.join(GRACE_S)
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._tail.join()
 
     def _line(self) -> str:
         deadline = time.monotonic() + self.timeout_s
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
             if not select.select([self._reply], [], [], max(0.0, min(left, LOOK_AGAIN_S)))[0]:
-                if self._process.poll() is not None:  # a child that it left behind may hold its end of the channel open
+                if self._handle.poll() is not None:  # a child that it left behind may hold its end of the channel open
                     raise Ended(Status.CRASH, self._epitaph())
                 if left <= 0:
-                    self._kill()
+                    self._handle.end()
                     raise Ended(Status.TIMEOUT, f"no answer within {self.timeout_s:g} s")
                 continue
             chunk = os.read(self._reply, 1 << 20)
@@ -165,22 +296,10 @@ class Process:
 
     def _epitaph(self) -> str:
         try:
-            code = self._process.wait(GRACE_S)
+            code = self._handle.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            self._kill()
+            self._handle.end()
             return "closed its reply channel and did not leave"
-        if code >= 0:
-            return f"left with exit code {code} without an answer"
-        name = signal.Signals(-code).name
-        hint = ", perhaps by the kernel for want of memory" if name == "SIGKILL" else ""
-        return f"killed by {name}{hint}"
-
-    def _keep_end(self) -> None:
-        assert self._process.stdout is not None
-        kept = 0
-        with self._process.stdout as stream:
-            while chunk := os.read(stream.fileno(), 65_536):
-                self._output.append(chunk.decode(errors="replace"))
-                kept += len(self._output[-1])
-                while len(self._output) > 1 and kept - len(self._output[0]) > STDERR_KEPT:
-                    kept -= len(self._output.popleft())
+        if self._handle.fate:
+            return self._handle.fate
+        return cause_of_death(code) + (" without an answer" if code >= 0 else "")

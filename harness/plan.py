@@ -9,6 +9,7 @@ from typing import Any
 
 from frostline.harness.side import Side
 from frostline.results.evidence import varying_axes
+from frostline.results.looks import Looks
 from frostline.results.record import Bar, Case
 
 BLOCK_STEPS, BLOCK_NS, BLOCK_NS_AT_MOST = 10, 20e6, 200e6
@@ -26,12 +27,15 @@ class Plan:
         suite: how the suite was named (`grpo`, `bench.py::softmax`).
         cases: in the order of the axes.
         sides: by position; exactly one is the baseline.
-        rounds: of a look; an inconclusive first look is followed by as many again when `looks` is 2.
+        rounds: of a look.
+        max_rounds: of a case in all: looks follow each other up to here while they are inconclusive. None: one look.
+        budget_s: seconds that measuring may take; then what is there is judged. None: no limit.
         device: `cpu`, `cuda` or `cuda:N`.
         delta, byte_tolerance: the smallest change worth a word, by metric: a fraction, or bytes.
         threads, seed, timeout_s: given to every process; the seed moves on with the round.
         selection: what the user asked for, for the record.
         fewer_rounds: by case id and implementation, of a side that does not take part in all rounds of a look; 0: not at all.
+        isolation: how processes are started: `spawn` or `fork`.
         bars: what the suite asks of the figures, where the implementation varies.
     """
 
@@ -43,12 +47,19 @@ class Plan:
     threads: int
     delta: Mapping[str, float] = field(default_factory=dict)
     byte_tolerance: Mapping[str, float] = field(default_factory=dict)
-    looks: int = 1
+    max_rounds: int | None = None
+    budget_s: float | None = None
     seed: int = 0
     timeout_s: float = 600.0
     selection: Mapping[str, Any] = field(default_factory=dict)
     fewer_rounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     bars: Sequence[Bar] = ()
+    isolation: str = "spawn"
+
+    @property
+    def looks(self) -> Looks:
+        """After how many rounds a verdict is tried."""
+        return Looks(self.rounds, self.max_rounds or self.rounds)
 
     @property
     def baseline(self) -> Side:
@@ -68,9 +79,10 @@ class Plan:
     def pending(self, look: int, done: Collection[tuple[str, int]], case_ids: Collection[str]) -> Iterator[tuple[Case, int]]:
         """What is left of a look: every case once, then every case again, so that an interruption leaves all of them equal.
 
-        `done` holds (case id, round) that are stored already; only cases in `case_ids` are measured.
+        `look` counts from 0. `done` holds (case id, round) that are stored already; only cases in `case_ids` are measured.
         """
-        for round_index in range(look * self.rounds, (look + 1) * self.rounds):
+        ends = (0, *self.looks.ends)
+        for round_index in range(ends[look], ends[look + 1]):
             for case in self.cases:
                 if case.id in case_ids and (case.id, round_index) not in done:
                     yield case, round_index
@@ -86,6 +98,8 @@ class Plan:
     def from_json(cls, stored: Mapping[str, Any]) -> Plan:
         """The plan of a stored session."""
         fields = dict(stored)
+        fields["max_rounds"] = Looks.of_plan(stored).most
+        fields.pop("looks", None)  # of a plan of before the most rounds could be asked for
         fields["cases"] = [Case(**case) for case in stored["cases"]]
         fields["sides"] = [Side.from_json(side) for side in stored["sides"]]
         fields["bars"] = tuple(Bar(**bar) for bar in stored.get("bars", ()))

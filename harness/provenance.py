@@ -17,8 +17,9 @@ from frostline.results.record import Module
 def imported_modules(targets: Sequence[str]) -> list[Module]:
     """The modules of `targets` (dotted package names) that this process has imported, with the SHA-256 of their files."""
     modules = []
-    for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None) if _belongs(name, targets) else None
+    inside = tuple(f"{target}." for target in targets)
+    for name in sorted(name for name in sys.modules if name in targets or name.startswith(inside)):
+        file = getattr(sys.modules[name], "__file__", None)
         if file and Path(file).is_file():
             modules.append(Module(name, file, hashlib.sha256(Path(file).read_bytes()).hexdigest()))
     return modules
@@ -38,7 +39,3 @@ def violation(modules: Sequence[Module], path: Path | None, targets: Sequence[st
     if outside:
         return f"{outside[0].name} was imported from {outside[0].file}, which is not of this side ({root})"
     return ""
-
-
-def _belongs(name: str, targets: Sequence[str]) -> bool:
-    return any(name == target or name.startswith(f"{target}.") for target in targets)

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from frostline.harness.isolation import Ended, Process
+from frostline.harness.launch import Launcher
 from frostline.harness.meters.telemetry import read_telemetry
 from frostline.harness.plan import Plan, block_steps, cycles, loops
 from frostline.harness.provenance import violation
@@ -75,16 +76,9 @@ class Run:
             self.modules = end.modules or self.modules
 
 
-def start(side: Side, plan: Plan, round_index: int) -> Process:
-    """A fresh process of `side` for one round: all sides of it get the same seed and thread count."""
-    return Process(
-        path=side.source.path,
-        targets=side.source.targets,
-        device=plan.device,
-        seed=plan.seed + round_index + 1,
-        threads=plan.threads,
-        timeout_s=plan.timeout_s,
-    )
+def start_runs(launcher: Launcher, sides: Sequence[Side], round_index: int) -> list[Run]:
+    """A fresh process of each side for one round."""
+    return [Run(side, process) for side, process in zip(sides, launcher.start(sides, round_index), strict=True)]
 
 
 def tell_all(runs: Sequence[Run], plan: Plan, case: Case, do: str) -> None:
@@ -97,26 +91,26 @@ def tell_all(runs: Sequence[Run], plan: Plan, case: Case, do: str) -> None:
         run.collect()
 
 
-def measure_round(plan: Plan, case: Case, sides: Sequence[Side], round_index: int, interleave: Interleave) -> list[Run]:
+def measure_round(launcher: Launcher, case: Case, sides: Sequence[Side], round_index: int, interleave: Interleave) -> list[Run]:
     """Measure one case once on every side. Never raises for what the measured code does."""
     if interleave is Interleave.PROCESS:
         runs = []
         for side in sides:
-            runs += _measure_together(plan, case, [side], round_index)
+            runs += _measure_together(launcher, case, [side], round_index)
         return runs
-    return _measure_together(plan, case, sides, round_index)
+    return _measure_together(launcher, case, sides, round_index)
 
 
-def run_alone(plan: Plan, case: Case, side: Side, do: str, round_index: int = -1) -> Run:
+def run_alone(launcher: Launcher, case: Case, side: Side, do: str, round_index: int = -1) -> Run:
     """One request that builds the case in a process of its own: verification, prediction."""
-    return run_beside(plan, case, [side], do, round_index)[0]
+    return run_beside(launcher, case, [side], do, round_index)[0]
 
 
-def run_beside(plan: Plan, case: Case, sides: Sequence[Side], do: str, round_index: int = -1) -> list[Run]:
+def run_beside(launcher: Launcher, case: Case, sides: Sequence[Side], do: str, round_index: int = -1) -> list[Run]:
     """The same request for several sides at once, a process each."""
-    runs = [Run(side, start(side, plan, round_index)) for side in sides]
+    runs = start_runs(launcher, sides, round_index)
     try:
-        tell_all(runs, plan, case, do)
+        tell_all(runs, launcher.plan, case, do)
     finally:
         close_all(runs)
     for run in runs:
@@ -132,13 +126,14 @@ def close_all(runs: Sequence[Run]) -> None:
         run.process.close()
 
 
-def _measure_together(plan: Plan, case: Case, sides: Sequence[Side], round_index: int) -> list[Run]:
-    before = read_telemetry(plan.device)
-    runs = [Run(side, start(side, plan, round_index)) for side in sides]
+def _measure_together(launcher: Launcher, case: Case, sides: Sequence[Side], round_index: int) -> list[Run]:
+    before = read_telemetry(launcher.plan.device)
+    runs = start_runs(launcher, sides, round_index)
     try:
-        tell_all(runs, plan, case, "build")
+        tell_all(runs, launcher.plan, case, "build")
         _probe(runs)
         _drive(runs)
+        after = read_telemetry(launcher.plan.device)  # while they are there: an idle device lowers its clock
         live = [run for run in runs if run.live]
         for run in live:  # side by side: nothing is timed any more, and each side's peak fitted beside the others' before
             run.process.tell({"do": "finish"})
@@ -146,7 +141,6 @@ def _measure_together(plan: Plan, case: Case, sides: Sequence[Side], round_index
             run.collect()
     finally:
         close_all(runs)
-    after = read_telemetry(plan.device)
     for run in runs:
         run.reply["telemetry"] = {"before": before, "after": after}
         run.prove()
@@ -185,6 +179,9 @@ def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, 
     measurements = dict(run.reply.get("measurements", {}))
     for metric in {sample.metric for sample in run.samples}:
         measurements[metric] = median(sample.value for sample in run.samples if sample.metric == metric)
+    environment: dict[str, Any] = {"threads": plan.threads}
+    if run.process.spawned_because:
+        environment["spawned_because"] = run.process.spawned_because
     return ProcessRecord(
         id=new_id(),
         session_id=session_id,
@@ -200,7 +197,8 @@ def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, 
         samples=run.samples,
         modules=run.modules,
         telemetry=run.reply.get("telemetry", {}),
-        environment={"threads": plan.threads} | run.reply.get("environment", {}),
+        isolation=run.process.isolation,
+        environment=environment | run.reply.get("environment", {}),
         **fields,
     )
 

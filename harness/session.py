@@ -1,8 +1,8 @@
 """Carry a plan out: verify each side, measure round after round, store every process, conclude.
 
-Nothing that the measured code does ends a session. A side that fails in a case is tried once more alone, then left out
-of that case's later rounds; the others go on. Every finished process is stored before the next begins, so an interrupted
-session keeps what it measured and `--resume` finishes the rest.
+Nothing that the measured code does ends a session; the time that it may take does, between two rounds. A side that fails in a
+case is tried once more alone, then left out of that case's later rounds; the others go on. Every finished process is stored
+before the next begins, so an interrupted session keeps what it measured and `--resume` finishes the rest.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from frostline.harness.budget import Budget
 from frostline.harness.device import hold_device, hold_session, this_machine
 from frostline.harness.isolation import Process
+from frostline.harness.launch import Launcher
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
-from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, start, tell_all
+from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, tell_all
 from frostline.harness.side import Side
 from frostline.results.evidence import Evidence
+from frostline.results.flags import OUT_OF_TIME
 from frostline.results.judge import Thresholds, judge_session
 from frostline.results.record import (
     Case,
@@ -56,33 +59,40 @@ def open_session(plan: Plan, store: Store, command: str, detail: dict[str, Any])
 
 
 def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
-    """Do what is pending of the plan and conclude. Also finishes a session that was interrupted."""
+    """Do what is pending of the plan, as far as its budget goes, and conclude. Also finishes a session that was interrupted."""
     state = _State.of(store.processes(session.id))
     keeper = _Keeper(plan, store, session)
-    with hold_session(session.id), hold_device(plan.device), progress:
-        _verify(plan, state, keeper, progress)
+    with hold_session(session.id), hold_device(plan.device), progress, Launcher(plan, progress.note) as launcher:
+        budget = Budget(plan.budget_s)
+        _verify(launcher, state, keeper, progress, budget)
         cases: Collection[str] = {case.id for case in plan.cases}
-        for look in range(plan.looks):
-            _measure_look(plan, state, keeper, progress, look, cases)
-            begun = {case_id for case_id, round_index in state.done if round_index >= (look + 1) * plan.rounds}
+        ends = plan.looks.ends
+        for look, end in enumerate(ends):
+            _measure_look(launcher, state, keeper, progress, look, cases, budget)
+            begun = {case_id for case_id, round_index in state.done if round_index >= end}
             cases = begun | set(needs_second_look(judge(plan, store, session)))
-            if not cases or look + 1 == plan.looks:
+            if not cases or end == ends[-1]:
                 break
-            progress.note(f"inconclusive after {plan.rounds} rounds in {len(cases)} of {len(plan.cases)} cases: as many again")
-    return _conclude(plan, store, session)
+            if not budget.cut:
+                some = f"{len(cases)} of {len(plan.cases)} cases"
+                progress.note(f"inconclusive after {end} rounds in {some}: on to {ends[look + 1]}")
+        if budget.cut:
+            progress.note(f"the time is used up: {len(budget.cut)} of {len(plan.cases)} cases have fewer rounds than planned")
+    return _conclude(plan, store, session, budget.cut)
 
 
 def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
     """The cost model's figures of every case on every side. One process a side serves all cases: nothing is run in it."""
     keeper = _Keeper(plan, store, session)
     processes: dict[int, Process] = {}
-    with ExitStack() as stack, progress:
+    with progress, Launcher(plan, progress.note) as launcher, ExitStack() as stack:
         progress.begin(len(plan.cases), "predicting")
         for case in plan.cases:
             sides = plan.sides_of(case)
             for side in sides:
                 if side.position not in processes:
-                    processes[side.position] = stack.enter_context(start(side, plan, 0))
+                    (process,) = launcher.start([side], 0)
+                    processes[side.position] = stack.enter_context(process)
             runs = [Run(side, processes[side.position]) for side in sides]
             tell_all(runs, plan, case, "predict")
             for run in runs:
@@ -158,15 +168,18 @@ class _Keeper:
         return item
 
 
-def _verify(plan: Plan, state: _State, keeper: _Keeper, progress: Progress) -> None:
+def _verify(launcher: Launcher, state: _State, keeper: _Keeper, progress: Progress, budget: Budget) -> None:
     """Check every side once per case, in a process of its own, before any of its times are taken."""
+    plan = launcher.plan
     todo = [case for case in plan.cases if state.unverified(plan, case)]
     progress.begin(len(todo), "checking outputs")
     for case in todo:
-        runs = run_beside(plan, case, state.unverified(plan, case), "verify")
+        if not budget.allows_check(case.id):
+            continue
+        runs = run_beside(launcher, case, state.unverified(plan, case), "verify")
         crowded = [run for run in runs if run.status is Status.OOM and len(runs) > 1]
         keeper.keep(case, -1, crowded, role=Role.VERIFY, counted=False)
-        runs = [run for run in runs if run not in crowded] + [run_alone(plan, case, run.side, "verify") for run in crowded]
+        runs = [run for run in runs if run not in crowded] + [run_alone(launcher, case, run.side, "verify") for run in crowded]
         for run in runs:
             errors = _judge_outputs(run)
             for item in keeper.keep(case, -1, [run], role=Role.VERIFY, verifications=errors):
@@ -184,21 +197,34 @@ def _judge_outputs(run: Run) -> list[Verification]:
     return errors
 
 
-def _measure_look(plan: Plan, state: _State, keeper: _Keeper, progress: Progress, look: int, case_ids: Collection[str]) -> None:
-    """The rounds of one look that are not stored yet."""
+def _measure_look(
+    launcher: Launcher,
+    state: _State,
+    keeper: _Keeper,
+    progress: Progress,
+    look: int,
+    case_ids: Collection[str],
+    budget: Budget,
+) -> None:
+    """The rounds of one look that are not stored yet, and that there is time for."""
+    plan = launcher.plan
     pending = list(plan.pending(look, state.done, case_ids))
     work = [len(state.sides(plan, case, round_index)) for case, round_index in pending]  # a round lasts as its sides are many
     progress.begin(len(pending), "measuring", work=sum(work))
     for (case, round_index), expected in zip(pending, work, strict=True):
         sides = state.sides(plan, case, round_index)
+        if sides and not budget.allows_round(case.id):
+            continue  # a shorter case's may still be in time
         if sides:
-            for item in _one_round(plan, state, keeper, case, round_index, sides):
+            with budget.round(case.id):
+                kept = _one_round(launcher, state, keeper, case, round_index, sides)
+            for item in kept:
                 state.learn(item)
         progress.step(f"round {round_index + 1} of {plan.name_of(case)}", work=expected)
 
 
 def _one_round(
-    plan: Plan, state: _State, keeper: _Keeper, case: Case, round_index: int, sides: Sequence[Side]
+    launcher: Launcher, state: _State, keeper: _Keeper, case: Case, round_index: int, sides: Sequence[Side]
 ) -> list[ProcessRecord]:
     """A round, repeated in turn when memory ran out beside others; a side that failed is tried once more alone.
 
@@ -206,13 +232,13 @@ def _one_round(
     """
     kept = []
     interleave = state.interleave(case)
-    runs = measure_round(plan, case, sides, round_index, interleave)
+    runs = measure_round(launcher, case, sides, round_index, interleave)
     if interleave is Interleave.BLOCK and len(sides) > 1 and any(run.status is Status.OOM for run in runs):
         kept += keeper.keep(case, round_index, runs, role=Role.MEASURE, counted=False, interleave=interleave)
         interleave = Interleave.PROCESS
-        runs = measure_round(plan, case, sides, round_index, interleave)
+        runs = measure_round(launcher, case, sides, round_index, interleave)
     failed = [run for run in runs if not run.live and run.status not in LEFT_OUT]
-    again = {id(run): measure_round(plan, case, [run.side], round_index, Interleave.BLOCK) for run in failed}
+    again = {id(run): measure_round(launcher, case, [run.side], round_index, Interleave.BLOCK) for run in failed}
     passed_over = [run for run in failed if all(second.live for second in again[id(run)])]
     counted = [run for run in runs if run not in passed_over]
     kept += keeper.keep(case, round_index, counted, role=Role.MEASURE, interleave=interleave)
@@ -235,7 +261,10 @@ def judge(plan: Plan, store: Store, session: Session) -> list[Verdict]:
     return judge_session(Evidence.load(store, session.id), Thresholds({"": plan.delta}, plan.byte_tolerance))
 
 
-def _conclude(plan: Plan, store: Store, session: Session) -> list[Verdict]:
-    verdicts = judge(plan, store, session)
+def _conclude(plan: Plan, store: Store, session: Session, cut: Collection[str] = ()) -> list[Verdict]:
+    """Judge and store; the verdicts of cases that were cut short say so."""
+    verdicts = [
+        replace(one, flags=(*one.flags, OUT_OF_TIME)) if one.case_id in cut else one for one in judge(plan, store, session)
+    ]
     store.add_verdicts(verdicts)
     return verdicts

@@ -1,7 +1,7 @@
 """What is compared: a side is an implementation at a source, at a position of its session.
 
 Both are plain data that a session's plan keeps as JSON, so that an interrupted session can be finished later.
-`checkout.py` makes sources; `checkout.restore` brings back one whose export has left the cache since.
+`sources.py` makes them of what was typed, and brings back one whose export has left the cache since.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from frostline.results.record import SideRecord
 class Source:
     """The code on the path of a side.
 
-    label: as the user typed it, or `installed`, or `working tree`.
-    kind: `installed`, `git` or `worktree`.
+    label: as the user typed it, or `installed`, or `working tree`; with the extra requirements of this side.
+    kind: `installed`, `git`, `worktree`, `pypi` or `path`.
     identity: a hash of the content that the source led to. Two sources of one identity are the same code.
-    path: the directory to put in front of `sys.path`; it holds the target packages alone. None: what is installed.
+    path: the directory to put in front of `sys.path`; it holds the target packages and what `--with` asks for.
+        None: what is installed.
     targets: dotted names of the packages in question. Every module of theirs must be loaded from this source.
-    detail: what else is worth keeping: commit, subject, hash of the difference, repository, what was left out.
+    detail: what else is worth keeping: commit, subject, hash of the difference, repository, version, ...
     """
 
     label: str
@@ -46,7 +47,7 @@ class Source:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Source:
-        """The source that `to_json` wrote. Its export may be gone: see `checkout.restore`."""
+        """The source that `to_json` wrote. Its export may be gone: see `sources.restore`."""
         path = None if data["path"] is None else Path(data["path"])
         return cls(data["label"], data["kind"], data["identity"], path, tuple(data["targets"]), dict(data["detail"]))
 

@@ -124,17 +124,34 @@ def read_moment(root: Path, at: float) -> Moment:
     ticks = [whole(number) for number in stat[1].split()[:8]] if stat else []  # guests' time is counted in user's already
     known = [count for count in ticks if count is not None]
     told = len(known) == 8
-    hot = [_number(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")]
     pages = _table(root / "proc/vmstat")
     return Moment(
         at=at,
         processes=dict(_processes(root / "proc")),
         cpu_ticks=sum(known) if told else None,
         stolen_ticks=known[7] if told else None,
-        throttled=_throttled(root),
-        hot=sum(count or 0 for count in hot) if any(count is not None for count in hot) else None,
+        throttled=throttled_count(root),
+        hot=hot_count(root),
         swapped=pages["pswpin"] + pages["pswpout"] if {"pswpin", "pswpout"} <= pages.keys() else None,
     )
+
+
+def throttled_count(root: Path = ROOT) -> int | None:
+    """How often our control group was stopped because its quota was used up."""
+    counts = (_table(group / "cpu.stat").get("nr_throttled") for group in _groups(root, "cpu"))
+    return next((count for count in counts if count is not None), None)
+
+
+def hot_count(root: Path = ROOT) -> int | None:
+    """How often a core was slowed down because it was hot, over all cores."""
+    counts = [_number(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")]
+    return sum(count or 0 for count in counts) if any(count is not None for count in counts) else None
+
+
+def fastest_clock(root: Path = ROOT) -> int | None:
+    """The clock of the fastest core in kHz: of the one at work, where the others idle."""
+    clocks = (_number(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    return max((clock for clock in clocks if clock is not None), default=None)
 
 
 def between(first: Moment, second: Moment, ticks_per_second: int, own_pid: int) -> Interval:
@@ -194,12 +211,6 @@ def _memory_used(group: Path) -> int | None:
     used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
     stat = _table(group / "memory.stat")
     return None if used is None else used - stat.get("total_inactive_file", stat.get("inactive_file", 0))
-
-
-def _throttled(root: Path) -> int | None:
-    """How often our control group was stopped because its quota was used up."""
-    counts = (_table(group / "cpu.stat").get("nr_throttled") for group in _groups(root, "cpu"))
-    return next((count for count in counts if count is not None), None)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

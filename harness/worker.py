@@ -1,7 +1,8 @@
 """One measured process: builds one case on one side, then does what the session asks, one line of JSON at a time.
 
-Started by `frostline.harness.isolation` as `python -P -m frostline.harness.worker READ_FD WRITE_FD`. It talks on those
-two descriptors only, so whatever the suite prints breaks nothing. It imports torch only when the suite does.
+Started by `frostline.harness.isolation` as `python -P -m frostline.harness.worker READ_FD WRITE_FD`, or forked by
+`frostline.harness.zygote`. It talks on those two descriptors only, so whatever the suite prints breaks nothing. It imports
+torch only when the suite does.
 
 Requests (`do`) and their replies:
     describe   the suite's declaration and the selected cases
@@ -27,7 +28,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 from frostline.harness import selection
 from frostline.harness.declare import Skipped, Step, Suite
@@ -37,23 +38,26 @@ from frostline.harness.provenance import imported_modules
 from frostline.results.record import OPERATORS, STEP_TIME, Status, UsageError
 
 Reply = dict[str, Any]
+Loaded: TypeAlias = tuple[str, Suite]  # how a suite was named, and the suite
 
 
 class Worker:
     """The state of one measured process between requests."""
 
-    def __init__(self, start: Reply) -> None:
+    def __init__(self, start: Reply, inherited: Loaded | None = None) -> None:
         self.path: str = start.get("path") or ""
         self.targets: list[str] = start.get("targets") or []
         self.device: str = start.get("device") or "cpu"
         self.seed: int = start.get("seed") or 0
-        if self.path:
+        if self.path and inherited is None:
             sys.path.insert(0, self.path)
         self.tracker: Any = None
         self.loaded = ""
         self.step: Step
         self.suite: Suite
         self.clock: Clock
+        if inherited is not None:
+            self.loaded, self.suite = inherited
 
     def describe(self, request: Reply) -> Reply:
         """The declaration, with cases and implementations as selected: what a plan needs to know of a suite."""
@@ -225,10 +229,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in said or "out of memory" in said
 
 
-def serve(read_fd: int, write_fd: int) -> None:
-    """Answer requests until the session closes its end."""
+def serve(read_fd: int, write_fd: int, inherited: Loaded | None = None) -> None:
+    """Answer requests until the session closes its end. `inherited`: the suite that this process was forked with."""
     with os.fdopen(read_fd) as requests, os.fdopen(write_fd, "w") as replies:
-        worker = Worker(json.loads(requests.readline()))
+        worker = Worker(json.loads(requests.readline()), inherited)
         for line in requests:
             request = json.loads(line)
             try:
@@ -243,9 +247,14 @@ def serve(read_fd: int, write_fd: int) -> None:
             replies.flush()
 
 
-if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))
-    atexit._run_exitfuncs()  # what the suite left to be done; then leave without tearing torch down, which takes 0.5 s
+def leave() -> NoReturn:
+    """Do what the suite left to be done at the end, then go without tearing torch down, which takes 0.5 s."""
+    atexit._run_exitfuncs()
     with suppress(Exception):
         sys.stdout.flush()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))
+    leave()

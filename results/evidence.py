@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from frostline.results.looks import Looks
 from frostline.results.noise import SelfComparison, latest_self_comparison
 from frostline.results.record import (
     METRICS,
@@ -74,6 +75,11 @@ class Evidence:
             metrics=store.metrics(),
             noise=latest_self_comparison(store, session.machine_id, session.device),
         )
+
+    @property
+    def looks(self) -> Looks:
+        """After how many rounds the session's plan has a verdict tried."""
+        return Looks.of_plan(self.session.plan)
 
     @property
     def noise_mark(self) -> str:

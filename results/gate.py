@@ -134,7 +134,7 @@ def _has_figure(one: Verdict) -> bool:
 def _held_to_discovery_rate(verdicts: Sequence[Verdict], policy: Policy) -> list[Verdict]:
     """The verdicts, with times that would block by chance alone turned into inconclusive ones."""
     times = [one for one in verdicts if one.reason in BY_INTERVAL and one.low < one.high]
-    p_values = [difference_p(one.effect, one.low, one.high, one.rounds) for one in times]
+    p_values = [difference_p(one.effect, one.low, one.high, one.rounds, one.level) for one in times]
     real = benjamini_hochberg(p_values, policy.false_discovery)
     by_chance = {id(one) for one, kept in zip(times, real, strict=True) if not kept and one.outcome in policy.blocks}
     why = f"Among {len(times)} times compared, one such by chance is likely."

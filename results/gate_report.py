@@ -86,6 +86,7 @@ def gate_json(result: GateResult) -> str:
                 "effect": _number(item.verdict.effect),
                 "low": _number(item.verdict.low),
                 "high": _number(item.verdict.high),
+                "level": item.verdict.level,
                 "delta": item.verdict.delta,
                 "rounds": item.verdict.rounds,
                 "flags": list(item.verdict.flags),

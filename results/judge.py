@@ -21,6 +21,7 @@ from frostline.results.record import (
     Kind,
     Metric,
     Outcome,
+    ProcessRecord,
     Reason,
     Role,
     SideRecord,
@@ -74,9 +75,12 @@ class _Place:
         return self.evidence.standing(self.case.id, self.side.position, self.role)
 
     @property
+    def records(self) -> list[ProcessRecord]:
+        return self.evidence.records(self.case.id, self.side.position, self.role)
+
+    @property
     def metrics(self) -> list[str]:
-        found = (record for record in self.evidence.records(self.case.id, self.side.position, self.role))
-        return list(dict.fromkeys(name for record in found for name in record.measurements))
+        return list(dict.fromkeys(name for record in self.records for name in record.measurements))
 
     def values(self, metric: str) -> list[float]:
         return self.evidence.values(self.case.id, self.side.position, metric, self.role)
@@ -133,7 +137,8 @@ def _judge_pair(side: _End, baseline: _End, thresholds: Thresholds) -> list[Verd
 
 def _judge_places(side: _Place, baseline: _Place, thresholds: Thresholds) -> Iterator[Verdict]:
     standings = side.standing, baseline.standing
-    flags = _flags(side, baseline)
+    ours, theirs = side.records, baseline.records
+    flags = code_flags(side.side, baseline.side, ours, theirs)
     if side.role is Role.MEASURE and not all(standing.verified for standing in standings):
         flags.append(NOT_VERIFIED)
     apart = _kept_apart(side, baseline) or judge_standing(*standings)
@@ -141,7 +146,8 @@ def _judge_places(side: _Place, baseline: _Place, thresholds: Thresholds) -> Ite
         metric = side.evidence.metrics.get(name) or baseline.evidence.metrics[name]
         delta = thresholds.delta_of(side.case.suite, metric)
         judged = apart or _judge_metric(side, baseline, metric, delta, thresholds.bytes_of(metric))
-        own = _timing_flags(side, baseline, metric, delta) if metric.kind is Kind.TIMING and apart is None else []
+        timed = metric.kind is Kind.TIMING and apart is None
+        own = device_flags([*ours, *theirs]) + _round_flags(side, baseline, metric, delta) if timed else []
         yield _verdict(side, baseline, metric, judged, delta, [*flags, *own])
 
 
@@ -158,7 +164,9 @@ def _judge_metric(side: _Place, baseline: _Place, metric: Metric, delta: float, 
         )
         return Judgement(Outcome.INCONCLUSIVE, Reason.DIFFERENT_SESSION, sentence, ratio)
     ratios = side.evidence.round_ratios(side.case.id, metric.name, side.side.position)
-    return judge_timing([one.log_ratio for one in ratios], delta=delta, direction=metric.direction)
+    taken = max((one.round for one in ratios), default=-1) + 1  # by number: some of them may have no ratio
+    errors = side.evidence.looks.errors(taken)
+    return judge_timing([one.log_ratio for one in ratios], delta=delta, direction=metric.direction, errors=errors)
 
 
 def _kept_apart(side: _Place, baseline: _Place) -> Judgement | None:
@@ -178,12 +186,7 @@ def _kept_apart(side: _Place, baseline: _Place) -> Judgement | None:
     return None
 
 
-def _flags(side: _Place, baseline: _Place) -> list[str]:
-    ours, theirs = (place.evidence.records(place.case.id, place.side.position, place.role) for place in (side, baseline))
-    return code_flags(side.side, baseline.side, ours, theirs) + device_flags([*ours, *theirs])
-
-
-def _timing_flags(side: _Place, baseline: _Place, metric: Metric, delta: float) -> list[str]:
+def _round_flags(side: _Place, baseline: _Place, metric: Metric, delta: float) -> list[str]:
     ratios = side.evidence.round_ratios(side.case.id, metric.name, side.side.position)
     return round_flags(ratios, side.values(metric.name), baseline.values(metric.name), delta)
 
@@ -208,6 +211,7 @@ def _verdict(side: _Place, baseline: _Place, metric: Metric, judged: Judgement, 
         flags=tuple(flags),
         role=side.role,
         baseline_session_id="" if head == base else base,
+        level=judged.level,
     )
 
 

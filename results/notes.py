@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from frostline.results.evidence import Evidence, side_names, varying_axes
+from frostline.results.flags import OUT_OF_TIME
+from frostline.results.looks import FIRST_LOOK
 from frostline.results.record import Case, ProcessRecord, Reason, Role, Status, Verdict
+from frostline.results.units import format_percent
 
 MOST_PLACES = 3  # that one reason names
 
@@ -18,7 +21,7 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
     names = side_names(evidence.sides)
     return [
         *_where(evidence, measured),
-        *(_how(evidence, measured) if measured else _predicted()),
+        *(_how(evidence, measured, verdicts) if measured else _predicted()),
         *_shares(evidence),
         *(
             ["error: ||output - reference|| / ||reference||, the reference in higher precision"]
@@ -26,7 +29,8 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
             else []
         ),
         f"baseline {names[evidence.baseline.position]}; session {session.id}",
-        *_commits(evidence),
+        *_sources(evidence),
+        *_out_of_time(evidence, verdicts),
         *_flags(verdicts),
         *([evidence.noise_mark] if cases and evidence.noise_mark else []),
     ]
@@ -94,14 +98,21 @@ def _where(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[st
         yield f"always {', '.join(fixed)}"
 
 
-def _how(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[str]:
+def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequence[Verdict]) -> Iterator[str]:
     isolations = dict.fromkeys(record.isolation for record in measured)
     interleaves = dict.fromkeys(record.interleave for record in measured)
     how = f"{', '.join(isolations)}, interleaved by {' and by '.join(interleaves)}"
     yield f"{_rounds(evidence)}, a fresh process of each side in every one ({how})"
     yield "time: median of the processes' medians ± half their interquartile range; memory: peak (+ above the inputs)"
     if len({side.implementation for side in evidence.sides}) > 1:
-        yield "saves: of a time, by the rounds' ratios with their 99 % interval; of the rest, by the figures shown"
+        level = " to ".join(format_percent(one) for one in _levels(verdicts))
+        yield f"saves: of a time, by the rounds' ratios with their {level} interval; of the rest, by the figures shown"
+
+
+def _levels(verdicts: Sequence[Verdict]) -> list[float]:
+    """The lowest and the highest confidence of an interval, or the one that all have: later looks may need more of it."""
+    levels = [one.level for one in verdicts if one.low < one.high] or [FIRST_LOOK.level]
+    return sorted({min(levels), max(levels)})
 
 
 def _predicted() -> Iterator[str]:
@@ -133,15 +144,32 @@ def _shares(evidence: Evidence) -> Iterator[str]:
     yield from (f"{what}: {', '.join(names)}" for what, names in shared.items())
 
 
-def _commits(evidence: Evidence) -> Iterator[str]:
+def _sources(evidence: Evidence) -> Iterator[str]:
+    """What each side's name led to: a commit with its subject, a release, and what was installed beside it."""
     names = side_names(evidence.sides)
     for side in evidence.sides:
-        if "commit" in side.detail:
-            changed = ", with changes" if side.detail.get("dirty") else ""
-            yield f"{names[side.position]}: {side.detail['commit'][:12]}{changed} ({side.detail.get('subject', '')})"
+        detail, told = side.detail, []
+        if "commit" in detail:
+            changed = ", with changes" if detail.get("dirty") else ""
+            told.append(f"{detail['commit'][:12]}{changed} ({detail.get('subject', '')})")
+        if "distribution" in detail and f"=={detail['version']}" not in side.source:
+            told.append(f"{detail['distribution']} {detail['version']}")
+        if more := [pin for pin in detail.get("installed_with", ()) if pin not in side.source]:
+            told.append(f"with {', '.join(more)}")
+        if told:
+            yield f"{names[side.position]}: {', '.join(told)}"
+
+
+def _out_of_time(evidence: Evidence, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    cut = {one.case_id for one in verdicts if OUT_OF_TIME in one.flags}
+    if cut:
+        unmeasured = {one.case_id for one in verdicts if one.case_id in cut and one.reason is Reason.NOT_MEASURED}
+        none = f", {len(unmeasured)} of them none" if unmeasured else ""
+        yield f"the time ended it: {len(cut)} of {len(evidence.cases)} cases have fewer rounds than planned{none}"
 
 
 def _flags(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Each flag with how many verdicts carry it; what was skipped or never measured has nothing to remark."""
-    flagged = Counter(flag for one in verdicts if one.reason is not Reason.NOT_MEASURED for flag in one.flags)
+    flags = (flag for one in verdicts if one.reason is not Reason.NOT_MEASURED for flag in one.flags)
+    flagged = Counter(flag for flag in flags if flag != OUT_OF_TIME)  # which has a line of its own
     yield from (f"flag: {flag} ({count} verdict{'s' if count > 1 else ''})" for flag, count in flagged.items())

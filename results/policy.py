@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from frostline.results.duration import parse_duration
 from frostline.results.judge import Thresholds
 from frostline.results.record import FLOPS, METRICS, PEAK_ALLOCATED, STEP_TIME, Outcome, UsageError
 
 TABLE = "tool.frostline.gate"
 MERGE_BASE = "merge-base"
-OPTIONS = {"inconclusive": ("fail", "warn"), "predicted": ("auto", True, False)}
+OPTIONS = {"inconclusive": ("fail", "warn"), "predicted": ("auto", True, False), "isolation": ("spawn", "fork")}
 MAY_BLOCK = (Outcome.SLOWER, Outcome.FASTER, Outcome.MORE, Outcome.LESS, Outcome.BROKEN)
 
 Table: TypeAlias = Mapping[str, Any]
@@ -34,12 +35,16 @@ Table: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SuitePolicy:
-    """Which cases of a suite are gated. `preset` None means the suite's own choice; `rounds` None the preset's."""
+    """Which cases of a suite are gated, and in how many rounds where times are measured.
+
+    `preset` None means the suite's own choice; `rounds` (of a look) None the preset's; `max_rounds` None two looks.
+    """
 
     name: str
     preset: str | None = None
     axes: Mapping[str, Sequence[int | float | str | bool]] = field(default_factory=dict)
     rounds: int | None = None
+    max_rounds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,29 @@ DEFAULT_METRICS = tuple(MetricPolicy(metric.name) for metric in (STEP_TIME, PEAK
 
 
 @dataclass(frozen=True)
+class Limits:
+    """How long one call of the gate may measure; None leaves it to the policy. Rounds as of a suite's policy."""
+
+    rounds: int | None = None
+    max_rounds: int | None = None
+    budget_s: float | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that set them."""
+        options = {"--rounds": self.rounds, "--max-rounds": self.max_rounds, "--budget": self.budget_s}
+        return [option for option, value in options.items() if value is not None]
+
+
+@dataclass(frozen=True)
 class Policy:
     """What the gate compares, and what makes it fail.
 
-    `blocks`: outcomes that fail it (exit 1). `inconclusive`: whether a verdict that could not be reached fails it too (exit 3)
-    or is only said. `base`: what is compared with, a revision or `merge-base`. `predicted`: whether the cost model's figures
-    are gated: `auto` means on machines without a GPU. `false_discovery`: the share of false ones that is allowed among the
-    times that block (Benjamini and Hochberg).
+    `blocks`: outcomes that fail it (exit 1). `inconclusive`: whether a verdict that could not be reached fails it too (exit
+    3) or is only said. `base`: what is compared with, a revision or `merge-base`. `predicted`: whether the cost model's
+    figures are gated: `auto` means on machines without a GPU. `false_discovery`: the share of false ones that is allowed
+    among the times that block (Benjamini and Hochberg). `isolation`: how processes are started, `spawn` or `fork`.
+    `budget_s`: seconds that measuring may take, all suites together; None sets no limit.
     """
 
     suites: Sequence[SuitePolicy] = ()
@@ -71,6 +92,22 @@ class Policy:
     base: str = MERGE_BASE
     predicted: bool | str = "auto"
     false_discovery: float = 0.01
+    isolation: str = "spawn"
+    budget_s: float | None = None
+
+    def limited(self, limits: Limits) -> Policy:
+        """The policy with the limits of one call in place of its own, where there are any. Rounds hold for every suite."""
+        suites = self.suites
+        if limits.rounds or limits.max_rounds:
+            suites = [
+                replace(
+                    suite,
+                    rounds=limits.rounds or suite.rounds,
+                    max_rounds=limits.max_rounds or (None if limits.rounds else suite.max_rounds),
+                )
+                for suite in suites
+            ]
+        return replace(self, suites=suites, budget_s=limits.budget_s or self.budget_s)
 
     def thresholds(self, suite_deltas: Mapping[str, Mapping[str, float]] | None = None) -> Thresholds:
         """The policy's thresholds for `judge_session`; where it says nothing, a suite's own hold (by suite and metric)."""
@@ -104,7 +141,7 @@ def load_policy(pyproject: Path) -> Policy:
 
 def parse_policy(table: Table) -> Policy:
     """The policy that a TOML table says. Raises UsageError for a key that is unknown or of a wrong type."""
-    table = _keys(table, TABLE, ("suites", "metrics", "blocks", "inconclusive", "base", "predicted", "false_discovery"))
+    table = _keys(table, TABLE, ("suites", "metrics", "blocks", "base", "false_discovery", "budget", *OPTIONS))
     given: dict[str, Any] = {}
     for key, allowed in OPTIONS.items():
         if key in table:
@@ -115,6 +152,10 @@ def parse_policy(table: Table) -> Policy:
         given["base"] = _typed(table["base"], f"{TABLE}.base", str, "a revision, or merge-base")
     if "false_discovery" in table:
         given["false_discovery"] = _fraction(table["false_discovery"], f"{TABLE}.false_discovery")
+    if "budget" in table:
+        wanted = "a time such as 10m, in quotes"
+        budget = _typed(table["budget"], f"{TABLE}.budget", str, wanted)
+        given["budget_s"] = parse_duration(budget, f"gate: {TABLE}.budget")
     if "blocks" in table:
         given["blocks"] = _outcomes(table["blocks"], f"{TABLE}.blocks")
     if "suites" in table:
@@ -128,18 +169,18 @@ def parse_policy(table: Table) -> Policy:
 
 def _suite(name: str, content: Any) -> SuitePolicy:
     where = f"{TABLE}.suites.{name}"
-    table = _keys(content, where, ("preset", "axes", "rounds"))
+    table = _keys(content, where, ("preset", "axes", "rounds", "max_rounds"))
     axes = _typed(table.get("axes", {}), f"{where}.axes", dict, "a table of values by axis")
     for axis, values in axes.items():
         if not isinstance(values, list) or not values or not all(isinstance(one, int | float | str) for one in values):
             raise _wrong(f"{where}.axes.{axis}", "a list of numbers, strings or booleans", values)
-    rounds = table.get("rounds")
-    if rounds is not None and (not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1):
-        raise _wrong(f"{where}.rounds", "a whole number from 1 on", rounds)
+    rounds, most = (_count(table.get(key), f"{where}.{key}") for key in ("rounds", "max_rounds"))
+    if rounds is not None and most is not None and most < rounds:
+        raise _wrong(f"{where}.max_rounds", f"at least the {rounds} of rounds", most)
     preset = table.get("preset")
     if preset is not None:
         _typed(preset, f"{where}.preset", str, "the name of a preset")
-    return SuitePolicy(name, preset, {axis: tuple(values) for axis, values in axes.items()}, rounds)
+    return SuitePolicy(name, preset, {axis: tuple(values) for axis, values in axes.items()}, rounds, most)
 
 
 def _metric(name: str, content: Any) -> MetricPolicy:
@@ -152,6 +193,12 @@ def _metric(name: str, content: Any) -> MetricPolicy:
     if tolerance is not None and (not _is_number(tolerance) or tolerance < 0):
         raise _wrong(f"{where}.byte_tolerance", "a number of bytes from 0 on", tolerance)
     return MetricPolicy(name, delta, tolerance)
+
+
+def _count(value: Any, where: str) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise _wrong(where, "a whole number from 1 on", value)
+    return value
 
 
 def _outcomes(value: Any, where: str) -> tuple[Outcome, ...]:

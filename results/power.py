@@ -5,7 +5,7 @@ The rule (`verdict.judge_timing`) sees n log ratios with mean m and standard dev
 t(0.995) s / sqrt(n), with the quantiles of Student's t for n - 1 degrees of freedom. For normal rounds of standard deviation
 sigma, m is normal with sigma / sqrt(n) and (n - 1) s^2 / sigma^2 is chi-square with n - 1, independent of m. So each chance is
 the mean, over the distribution of s, of a difference of normal probabilities; it is taken over equally likely values of s.
-Everything here is one look: `python -m frostline.results.simulate` has both.
+Everything here is the first look: `python -m frostline.results.simulate` has both.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import lru_cache
 import numpy as np
 from scipy import optimize, stats
 
+from frostline.results.looks import DIFFERENCE_ERROR, EQUIVALENCE_ERROR
 from frostline.results.statistics import Array
 
-DIFFERENCE_ERROR, EQUIVALENCE_ERROR = 0.01, 0.05  # of one look: the defaults of `statistics.look`
 POINTS = 2_000  # equally likely values of s: the chances are right to 0.001
 FOUND = 0.9  # a change that can be expected to be told is told nine times in ten
 

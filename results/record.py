@@ -348,7 +348,7 @@ class Outcome(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a verdict is what it is. Every code has a sentence in `verdict.py` and a test."""
+    """Why a verdict is what it is. Every code has a sentence and a test (`tests/results/test_reasons.py`)."""
 
     INTERVAL_EXCLUDES_ZERO = "interval_excludes_zero"
     INTERVAL_WITHIN_DELTA = "interval_within_delta"
@@ -374,10 +374,10 @@ class Verdict:
     """A conclusion with its evidence.
 
     `effect`, `low` and `high` are ratios to the baseline (1.05: 5 % more). For a timing metric they are the geometric mean
-    over rounds and its interval; for an exact one all three are the ratio itself (NaN where there is none). `delta` is the
-    smallest change worth a word, as a fraction. `flags` are remarks that change no verdict: same code, drift, bimodal, ...
-    `role` tells a verdict on measured figures from one on the cost model's. `baseline_session_id` is empty where the baseline
-    was measured in the same session.
+    over rounds and its interval, of the confidence `level`; for an exact one all three are the ratio itself (NaN where there
+    is none). `delta` is the smallest change worth a word, as a fraction. `flags` are remarks that change no verdict: same
+    code, drift, bimodal, ... `role` tells a verdict on measured figures from one on the cost model's. `baseline_session_id`
+    is empty where the baseline was measured in the same session.
     """
 
     session_id: str
@@ -397,3 +397,4 @@ class Verdict:
     flags: Sequence[str] = ()
     role: Role = Role.MEASURE
     baseline_session_id: str = ""
+    level: float = 0.99

@@ -294,6 +294,7 @@ def verdict_row(verdict: Verdict, judged_at: str) -> Row:
         "rounds": verdict.rounds,
         "p_value": verdict.p_value,
         "flags": _json(list(verdict.flags)),
+        "level": verdict.level,
     }
 
 
@@ -318,4 +319,5 @@ def verdict(row: Row) -> Verdict:
         flags=tuple(json.loads(row["flags"])),
         role=Role(row["role"]),
         baseline_session_id="" if same else row["baseline_session_id"],
+        level=row["level"],
     )

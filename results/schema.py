@@ -179,6 +179,12 @@ def m001_first_tables(db: sqlite_utils.Database) -> None:
             )
 
 
+@migrations()
+def m002_level_of_a_verdict(db: sqlite_utils.Database) -> None:
+    """How confident a verdict's interval is. Until comparisons could take more than two looks, all were of 99 %."""
+    db.execute("ALTER TABLE verdict ADD COLUMN level REAL NOT NULL DEFAULT 0.99")
+
+
 def _own_tables(db: sqlite_utils.Database) -> list[str]:
     return [name for name in db.table_names() if not name.startswith("_") and not name.startswith("sqlite_")]
 
@@ -342,6 +348,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "rounds": "rounds that it rests on (processes, for an exact metric)",
             "p_value": "exact signed-rank p, for the reader: it decides nothing",
             "flags": "JSON list of remarks that change no verdict",
+            "level": "confidence of the interval, a fraction",
         },
     ),
 }

@@ -1,9 +1,10 @@
 """Verdicts: what is concluded of one case and metric between a side and the baseline, with a reason and one sentence.
 
-The rule for times: the effect is the geometric mean over rounds of side / baseline, with a 99 % interval. `faster` or
+The rule for times: the effect is the geometric mean over rounds of side / baseline, with an interval of 99 %. `faster` or
 `slower` needs an interval that excludes no change and an effect of at least delta; `same` needs two one-sided tests inside
-delta at 95 %; everything else is `inconclusive` and says so. Bytes and counts are compared without a test. A side that fails
-or is wrong is `broken`, whatever its times; where the baseline failed, or the two cannot be compared, it is `incomparable`.
+delta at 95 % (`looks.py` has what further looks must be held to); everything else is `inconclusive` and says so. Bytes and
+counts are compared without a test. A side that fails or is wrong is `broken`, whatever its times; where the baseline failed,
+or the two cannot be compared, it is `incomparable`.
 
 How whole sessions are judged is in `judge.py`; simulated error rates are in `docs/method.md`.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from frostline.results.evidence import Standing
+from frostline.results.looks import FIRST_LOOK, Errors
 from frostline.results.record import Direction, Kind, Outcome, Reason, Status, Verdict
 from frostline.results.statistics import Values, look
 from frostline.results.units import format_change, format_percent, format_value
@@ -69,6 +71,7 @@ class Judgement:
     delta: float = 0.0
     rounds: int = 0
     p_value: float = math.nan
+    level: float = FIRST_LOOK.level
 
 
 def judge_timing(
@@ -77,6 +80,7 @@ def judge_timing(
     delta: float = DEFAULT_DELTA,
     direction: Direction = Direction.LOWER,
     least_rounds: int = LEAST_ROUNDS,
+    errors: Errors = FIRST_LOOK,
 ) -> Judgement:
     """Judge a timing metric by its rounds.
 
@@ -85,6 +89,7 @@ def judge_timing(
         delta: the smallest change worth a word, as a fraction (0.03: a ratio of 1.03, or of 1 / 1.03).
         direction: which way is better; `faster` is always the better way.
         least_rounds: with fewer rounds than this, nothing is concluded.
+        errors: what this look may spend.
     """
     values = np.asarray(log_ratios, dtype=np.float64)
     rounds = len(values)
@@ -92,7 +97,7 @@ def judge_timing(
         effect = math.exp(float(values.mean())) if rounds else math.nan
         sentence = f"Only {rounds} counted round{'' if rounds == 1 else 's'}; at least {least_rounds} are needed to conclude."
         return Judgement(Outcome.INCONCLUSIVE, Reason.TOO_FEW_ROUNDS, sentence, effect, delta=delta, rounds=rounds)
-    seen = look(values, delta)
+    seen = look(values, delta, difference_error=errors.difference, equivalence_error=errors.equivalence)
     outcome, reason = Outcome.INCONCLUSIVE, Reason.INTERVAL_TOO_WIDE
     if seen.excludes_one and abs(math.log(seen.ratio)) >= math.log1p(delta):
         more_is_worse = direction is Direction.LOWER
@@ -102,7 +107,7 @@ def judge_timing(
         outcome, reason = Outcome.SAME, Reason.INTERVAL_WITHIN_DELTA
     elif seen.excludes_one:
         reason = Reason.EFFECT_BELOW_DELTA
-    interval = f"99 % interval {format_change(seen.low)} to {format_change(seen.high)}"
+    interval = f"{format_percent(errors.level)} interval {format_change(seen.low)} to {format_change(seen.high)}"
     figures = f"{format_change(seen.ratio)} ({interval}) over {rounds} rounds"
     word = format_percent(delta)
     sentence = {
@@ -111,7 +116,7 @@ def judge_timing(
         Reason.INTERVAL_TOO_WIDE: f"Cannot tell a change of {word} from none: {figures}.",
         Reason.EFFECT_BELOW_DELTA: f"A change that may be smaller than {word} or not: {figures}.",
     }[reason]
-    return Judgement(outcome, reason, sentence, seen.ratio, seen.low, seen.high, delta, rounds, seen.p_value)
+    return Judgement(outcome, reason, sentence, seen.ratio, seen.low, seen.high, delta, rounds, seen.p_value, errors.level)
 
 
 def judge_exact(

@@ -1,4 +1,4 @@
-"""What state a device was in: clock, temperature, power and throttle reasons on a GPU; load and frequency on a CPU.
+"""What state a device was in: clock, temperature, power and throttle reasons on a GPU; load, clock and throttling on a CPU.
 
 Read by the session before and after a round, outside the measured processes, and stored with each of its processes.
 """
@@ -9,6 +9,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from frostline.harness.surroundings import ROOT, fastest_clock, hot_count, throttled_count
+
 GPU_FIELDS = {
     "clock_sm_mhz": "clocks.sm",
     "clock_memory_mhz": "clocks.mem",
@@ -18,9 +20,9 @@ GPU_FIELDS = {
 }
 
 
-def read_telemetry(device: str) -> dict[str, float | str]:
-    """The state of `device` now. Fields that the machine does not tell are absent."""
-    return _gpu(device) if device.startswith("cuda") else _cpu()
+def read_telemetry(device: str, root: Path = ROOT) -> dict[str, float | str]:
+    """The state of `device` now. Fields that the machine does not tell are absent. `root` is that of the file system."""
+    return _gpu(device) if device.startswith("cuda") else _cpu(root)
 
 
 def query_gpu(fields: list[str], device: str = "cuda") -> list[str]:
@@ -51,12 +53,13 @@ def _gpu(device: str) -> dict[str, float | str]:
     return {name: _number(value) for name, value in zip(GPU_FIELDS, values, strict=False) if "N/A" not in value}
 
 
-def _cpu() -> dict[str, float | str]:
+def _cpu(root: Path) -> dict[str, float | str]:
     state: dict[str, float | str] = {"load_1min": os.getloadavg()[0]}
-    frequency = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
-    if frequency.is_file():
-        state["clock_mhz"] = int(frequency.read_text()) / 1000
-    return state
+    clock = fastest_clock(root)
+    if clock is not None:
+        state["clock_mhz"] = clock / 1000
+    counts = {"core_throttle_count": hot_count(root), "cgroup_throttled_count": throttled_count(root)}
+    return state | {name: count for name, count in counts.items() if count is not None}
 
 
 def _number(value: str) -> float | str:

@@ -19,10 +19,10 @@ from frostline.harness.checkout import (
     installed_source,
     merge_base,
     resolve,
-    restore,
     worktree_source,
 )
 from frostline.harness.side import Source
+from frostline.harness.sources import restore
 from frostline.results.record import NothingMeasured, UsageError
 
 Make = Callable[..., Any]

@@ -218,3 +218,40 @@ def test_cost_predicts_at_full_size_without_a_gpu(frostline, tmp_path):
         capture_output=True, text=True, check=True,
     ).stdout)  # fmt: skip
     assert data == [{"role": "predict"}]
+
+
+def test_a_budget_ends_a_run_and_resume_finishes_it(frostline, bench, tmp_path):
+    db, markdown = tmp_path / "naps.db", tmp_path / "naps.md"
+    began = time.monotonic()
+    done = frostline("run", f"{bench}::naps", "--rounds", 40, "--budget", "8s", "--db", db, "--markdown", markdown)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 20
+    said = "the time ended it: 2 of 2 cases have fewer rounds than planned"
+    assert said in done.stdout and said in markdown.read_text() and said in frostline("report", "--db", db).stdout
+    with Store.open(db, create=False) as store:
+        assert 2 < len(store.processes(store.session().id, role=Role.MEASURE)) < 160
+    more = frostline("run", "--resume", "last", "--budget", "4s", "--db", db)
+    assert more.returncode == 0 and said in more.stdout
+    with Store.open(db, create=False) as store:
+        assert len(store.sessions()) == 1
+
+
+def test_a_budget_without_a_single_round_measures_nothing(frostline, bench, tmp_path):
+    done = frostline("run", f"{bench}::naps", "--budget", "0.01s", "--db", tmp_path / "n.db")
+    assert done.returncode == 4, done.stdout
+    assert "nothing could be measured (the time was used up before the first round)" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["run", "grpo"], ["compare", "a", "b"]])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--budget", "10"], "--budget: got '10', wanted a time such as 90s, 10m or 1h30m, a week at most"),
+        (["--budget", "soon"], "--budget: got 'soon', wanted a time such as 90s, 10m or 1h30m, a week at most"),
+        (["--rounds", "8", "--max-rounds", "6"], "--max-rounds: got 6, wanted at least the 8 of --rounds"),
+        (["--max-rounds", "0"], "--max-rounds: expected 1 to 10,000, got 0"),
+    ],
+)
+def test_a_wrong_limit_is_one_clear_line(frostline, tmp_path, command, typed, said):
+    done = frostline(*command, *typed, cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (2, f"frostline: {said}")

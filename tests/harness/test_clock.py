@@ -81,3 +81,17 @@ def test_a_machine_is_what_it_is_made_of_and_its_name_stays_private():
 
 def test_the_state_of_a_cpu_is_read():
     assert read_telemetry("cpu")["load_1min"] >= 0
+
+
+def test_the_clock_of_the_core_at_work_and_the_counts_of_slowdowns_are_read(tmp_path):
+    cores = tmp_path / "sys/devices/system/cpu"
+    for core, (clock, slowed) in enumerate([(800_000, 2), (3_400_000, 5)]):
+        for name, content in (("cpufreq/scaling_cur_freq", clock), ("thermal_throttle/core_throttle_count", slowed)):
+            file = cores / f"cpu{core}" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{content}\n")
+    (cores / "cpu2/cpufreq").mkdir(parents=True)
+    (cores / "cpu2/cpufreq/scaling_cur_freq").write_text("<unknown>\n")
+    state = read_telemetry("cpu", tmp_path)
+    assert (state["clock_mhz"], state["core_throttle_count"]) == (3400.0, 7)
+    assert "cgroup_throttled_count" not in state, "what the machine does not tell is absent"

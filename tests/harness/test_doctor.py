@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from frostline.harness import cli, commands, gpus
+from frostline.harness import commands, gpus
 from frostline.harness.disturbances import Level, gpu_checks
 from frostline.harness.doctor import checkup_json, checkup_table, examine
+from frostline.harness.front.doctor import measure_noise
 from frostline.harness.gpus import Gpu, GpuProcess, read_gpus
 from frostline.harness.progress import Progress
 from frostline.harness.software import read_database, read_software, telling_variables
 from frostline.results.flags import SAME_CODE
 from frostline.results.noise import load_self_comparison
 from frostline.results.record import Outcome
+from frostline.results.schema import known_migrations
 from frostline.results.store import Store
 
 QUIET = Progress(Console(file=io.StringIO()))
@@ -151,7 +153,7 @@ def test_databases(tmp_path):
     with Store.open(tmp_path / "ours.db"):
         pass
     ours = read_database(tmp_path / "ours.db")
-    assert ours.exists and ours.problem == "" and ours.schema == "m001_first_tables" and ours.size > 0
+    assert ours.exists and ours.problem == "" and ours.schema == max(known_migrations()) and ours.size > 0
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE t (x)")
     other.close()
@@ -195,7 +197,7 @@ def test_doctor_noise_says_what_too_few_rounds_cannot_tell(frostline, tmp_path, 
     (tmp_path / "naps.py").write_text(NAPS)
     monkeypatch.setattr(commands, "NOISE_SUITE", str(tmp_path / "naps.py"))
     monkeypatch.setattr(commands, "LEAST_ROUNDS", 1)
-    assert cli._measure_noise("cpu", 1, 1, tmp_path / "f.db") == 3
+    assert measure_noise("cpu", 1, 1, tmp_path / "f.db") == 3
     shown = capsys.readouterr().out
     for said in ("A/A on ", "nap", "Nothing can be said of this machine", "Kept in"):
         assert said in shown, shown

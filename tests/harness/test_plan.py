@@ -49,8 +49,9 @@ def test_every_case_is_measured_once_before_any_is_measured_again():
     ids = [case.id for case in CASES]
     order = [(case.params["n"], at) for case, at in plan.pending(0, set(), ids)]
     assert order == [(1, 0), (2, 0), (1, 1), (2, 1)]
-    second = [(case.params["n"], at) for case, at in plan.pending(1, set(), ids[1:])]
-    assert second == [(2, 2), (2, 3)]
+    longer = a_plan(max_rounds=5)
+    later = [[(case.params["n"], at) for case, at in longer.pending(look, set(), ids[1:])] for look in (1, 2)]
+    assert later == [[(2, 2), (2, 3)], [(2, 4)]]
 
 
 def test_what_is_stored_is_not_measured_again():
@@ -60,7 +61,7 @@ def test_what_is_stored_is_not_measured_again():
 
 
 def test_a_side_takes_part_in_the_first_rounds_of_each_look():
-    plan = a_plan(looks=2, fewer_rounds={CASES[0].id: {"new": 1}, CASES[1].id: {"new": 0}})
+    plan = a_plan(max_rounds=4, fewer_rounds={CASES[0].id: {"new": 1}, CASES[1].id: {"new": 0}})
     sides = [[[side.implementation for side in plan.sides_of(case, at)] for at in range(4)] for case in CASES]
     assert sides == [[["old", "new"], ["old"]] * 2, [["old"]] * 4]
 
@@ -68,9 +69,10 @@ def test_a_side_takes_part_in_the_first_rounds_of_each_look():
 def test_a_plan_survives_the_store():
     bars = (Bar("no slower", "new", "step_time", at_most=1, where={"n": 1}, against="old"),)
     given = {"selection": {"preset": "small", "settings": []}, "fewer_rounds": {CASES[0].id: {"new": 1}}, "bars": bars}
-    plan = a_plan(looks=2, **given)
+    plan = a_plan(max_rounds=4, budget_s=600.0, **given)
     stored = json.loads(json.dumps(plan.to_json()))
     assert Plan.from_json(stored) == plan
-    del stored["bars"]
-    assert Plan.from_json(stored).bars == (), "a session of before there were bars"
+    del stored["bars"], stored["max_rounds"], stored["budget_s"]
+    old = Plan.from_json(stored | {"looks": 2})
+    assert (old.bars, old.looks.ends, old.budget_s) == ((), (2, 4), None), "a session of before there were bars and budgets"
     assert plan.baseline.implementation == "old"

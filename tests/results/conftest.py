@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +104,9 @@ def make_world() -> Callable[..., World]:
 @pytest.fixture
 def module() -> Module:
     return Module("frostline.kernels.lm_head", "kernels/lm_head/__init__.py", "ab" * 32)
+
+
+@pytest.fixture
+def method_page() -> str:
+    """The page that has the simulated figures."""
+    return (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")

@@ -200,6 +200,7 @@ class TestPolicy:
             inconclusive = "warn"
             base = "main"
             predicted = true
+            isolation = "fork"
             blocks = ["slower", "broken"]
             false_discovery = 0.05
             [tool.frostline.gate.suites.grpo]
@@ -223,6 +224,7 @@ class TestPolicy:
             inconclusive="warn",
             base="main",
             predicted=True,
+            isolation="fork",
             false_discovery=0.05,
         )
 
@@ -246,6 +248,7 @@ class TestPolicy:
             ({"inconclusive": "ignore"}, 'gate.inconclusive: wanted "fail" or "warn", got "ignore"'),
             ({"inconclusive": True}, 'gate.inconclusive: wanted "fail" or "warn", got true'),
             ({"predicted": "yes"}, 'gate.predicted: wanted "auto" or true or false, got "yes"'),
+            ({"isolation": "thread"}, 'gate.isolation: wanted "spawn" or "fork", got "thread"'),
             ({"base": 3}, "gate.base: wanted a revision, or merge-base, got 3"),
             ({"blocks": ["worse"]}, "gate.blocks: wanted a list of slower"),
             ({"blocks": []}, "gate.blocks: wanted a list of slower"),
@@ -255,6 +258,13 @@ class TestPolicy:
             ({"suites": {"grpo": {"presets": "small"}}}, "gate.suites.grpo.presets: unknown key"),
             ({"suites": {"grpo": {"preset": 1}}}, "gate.suites.grpo.preset: wanted the name of a preset, got 1"),
             ({"suites": {"grpo": {"rounds": 0}}}, "gate.suites.grpo.rounds: wanted a whole number from 1 on, got 0"),
+            ({"suites": {"grpo": {"max_rounds": 0}}}, "gate.suites.grpo.max_rounds: wanted a whole number from 1 on, got 0"),
+            (
+                {"suites": {"grpo": {"rounds": 8, "max_rounds": 6}}},
+                "gate.suites.grpo.max_rounds: wanted at least the 8 of rounds, got 6",
+            ),
+            ({"budget": 600}, "gate.budget: wanted a time such as 10m, in quotes, got 600"),
+            ({"budget": "10"}, "gate.budget: got '10', wanted a time such as 90s, 10m or 1h30m"),
             ({"suites": {"grpo": {"rounds": 2.5}}}, "gate.suites.grpo.rounds: wanted a whole number from 1 on"),
             ({"suites": {"grpo": {"rounds": True}}}, "gate.suites.grpo.rounds: wanted a whole number from 1 on, got true"),
             ({"suites": {"grpo": {"axes": {"vocab": 4096}}}}, "gate.suites.grpo.axes.vocab: wanted a list of numbers"),

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from frostline.results.record import Outcome, Sample
-from frostline.results.simulate import flag_rates, outcome_rates, rates_row
+from frostline.results.simulate import SHAPES, flag_rates, flags_row, found_row, outcome_rates, rates_row
 from frostline.results.statistics import (
     benjamini_hochberg,
+    clock_changed,
+    difference_p,
     drifts,
     equivalence_p,
     is_bimodal,
@@ -25,7 +27,7 @@ from frostline.results.statistics import (
     summarise,
 )
 
-EVERY_SIZE = range(3, 13)
+EVERY_SIZE = range(3, 25)
 
 
 def rounds(count, mean=0.0, deviation=0.02, seed=0):
@@ -88,6 +90,21 @@ def test_interval_and_equivalence_agree_with_scipy(count):
 
 
 @pytest.mark.parametrize("count", EVERY_SIZE)
+@pytest.mark.parametrize("level", [0.90, 0.99, 0.9975])
+def test_the_interval_of_pairs_is_that_of_the_paired_t_test(count, level):
+    """Each round is a pair: the logs of both sides, which move together, and of which only the difference counts."""
+    baseline = rounds(count, math.log(20.0), 0.3)
+    side = baseline + rounds(count, 0.04, 0.02, seed=7)
+    reference = stats.ttest_rel(side, baseline)
+    interval = reference.confidence_interval(level)
+    assert paired_interval(side - baseline, level) == pytest.approx((interval.low, (side - baseline).mean(), interval.high))
+    seen = look(side - baseline, 0.03, difference_error=1 - level)
+    assert (seen.low, seen.high) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
+    assert seen.excludes_one == (reference.pvalue < 1 - level)
+    assert difference_p(seen.ratio, seen.low, seen.high, count, level) == pytest.approx(reference.pvalue)
+
+
+@pytest.mark.parametrize("count", EVERY_SIZE)
 def test_signed_rank_agrees_with_scipy(count):
     for seed in range(5):
         values = rounds(count, 0.01, seed=seed)
@@ -124,12 +141,22 @@ def test_one_round_has_no_interval(values):
         paired_interval(values)
 
 
-def test_drift():
-    assert drifts([0.01 * i for i in range(8)])
-    assert drifts([-0.01 * i for i in range(6)])
-    assert not drifts([0.0, 0.01, -0.01, 0.02, -0.02, 0.005, 0.0, 0.01])
+@pytest.mark.parametrize("count", [6, 8, 16, 24])
+def test_ratios_that_go_one_way_drift_up_or_down(count):
+    slope = np.linspace(0.0, 0.08, count)
+    assert drifts(slope + rounds(count, deviation=0.002))
+    assert drifts(-slope + rounds(count, deviation=0.002))
+    assert not drifts(rounds(count, deviation=0.005))
+
+
+def test_what_cannot_be_told_from_chance_is_no_drift():
     assert not drifts([0.0] * 8)
-    assert not drifts([0.0, 0.1, 0.2])
+    assert not drifts([0.0, 0.1, 0.2, 0.3, 0.4]), "five rounds go one way by chance once in 60 times"
+
+
+def modes(count, gap, deviation=0.01, seed=3):
+    """Medians of processes that fall into two groups, `gap` apart in their logs, each as calm as `deviation`."""
+    return 22.5 * np.exp(rounds(count, 0.0, deviation, seed) + gap * (np.arange(count) % 2))
 
 
 def test_bimodal_rounds():
@@ -140,6 +167,22 @@ def test_bimodal_rounds():
     assert not is_bimodal([22.500, 22.501] * 4, least_range=0.03), "two modes closer than anyone cares about"
     assert not is_bimodal([1.0, 1.0, 2.0, 2.0])
     assert not is_bimodal([1.0] * 8)
+    assert not is_bimodal([0.0, 1.0] * 4), "a clock too coarse for the step tells nothing of modes"
+
+
+@pytest.mark.parametrize("count", [8, 12, 16, 24])
+def test_two_modes_are_seen_at_every_size_and_calm_rounds_are_not(count):
+    assert is_bimodal(modes(count, 0.13)), "13 standard deviations apart"
+    assert not is_bimodal(modes(count, 0.0))
+    uneven = modes(count, 0.0, 0.005) * np.where(np.arange(count) < count - count // 4, 1.0, 1.13)
+    assert is_bimodal(uneven), "a quarter of the processes in the second mode"
+
+
+def test_a_clock_that_changed():
+    assert clock_changed([1980.0, 1980.0, 1755.0])
+    assert not clock_changed([1980.0, 1965.0, 1950.0]), "a step or two of a GPU's clock"
+    assert not clock_changed([1980.0])
+    assert not clock_changed([])
 
 
 @pytest.mark.parametrize("p_values", [[0.001, 0.02, 0.03, 0.9], [0.04, 0.04, 0.04, 0.04], [0.9, 0.8], [0.01], []])
@@ -169,12 +212,15 @@ def test_simulated_five_per_cent_is_found(deviation):
     assert rates[Outcome.FASTER] == 0.0
 
 
-def test_calm_rounds_are_seldom_flagged():
-    drift, bimodal = flag_rates(8, trials=1000)
-    assert drift <= 0.03
-    assert bimodal <= 0.03
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("count", [6, 8, 16, 24])
+def test_calm_rounds_are_seldom_flagged(count, shape):
+    rates = flag_rates(count, shape, trials=1000)
+    for flag, rate in rates.items():
+        assert rate <= 0.01 + 4 * math.sqrt(0.01 * 0.99 / 1000), f"{flag} in {rate:.1%} of calm sessions"
 
 
 def test_the_page_has_the_simulated_figures():
     page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
-    assert rates_row(0.0, 0.03) in page, "run: python -m frostline.results.simulate"
+    for row in (rates_row(0.0, 0.03), flags_row(16, "normal"), found_row(16)):
+        assert row in page, "run: python -m frostline.results.simulate"

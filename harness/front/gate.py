@@ -1,0 +1,78 @@
+"""`frostline gate`: a comparison whose exit code decides."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from frostline.harness.front.options import (
+    DEFAULT_DB,
+    BudgetOption,
+    DbOption,
+    MarkdownOption,
+    MaxRoundsOption,
+    RepoOption,
+    RoundsOption,
+    seconds,
+)
+from frostline.harness.front.printing import command_line, progress, show
+from frostline.harness.outputs import check_outputs
+
+
+def gate(
+    base: Annotated[
+        str | None, typer.Option("--base", help="Default: the policy's, or where HEAD left the main branch.")
+    ] = None,
+    head: Annotated[str | None, typer.Option("--head", help="Default: the working tree.")] = None,
+    repo: RepoOption = Path(),
+    rounds: RoundsOption = None,
+    max_rounds: MaxRoundsOption = None,
+    budget: BudgetOption = None,
+    isolation: Annotated[str | None, typer.Option("--isolation", help="spawn or fork. Default: the policy's.")] = None,
+    db: DbOption = DEFAULT_DB,
+    markdown: MarkdownOption = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the decision as JSON to this file.")] = None,
+) -> None:
+    """Judge the working tree under the table tool.frostline.gate of the repository's pyproject.toml.
+
+    Exit codes: 0 pass, 1 something got worse or is broken, 2 a mistake in what was asked, 3 no answer, 4 nothing measured,
+    70 a fault of frostline, 130 interrupted. Without a GPU the cost model's exact figures decide, at full size.
+    """
+    from frostline.harness import commands
+    from frostline.harness.checkout import find_project
+    from frostline.results.evidence import Evidence
+    from frostline.results.gate import decide
+    from frostline.results.gate_report import gate_json, gate_junit, gate_markdown
+    from frostline.results.policy import Limits, load_policy
+    from frostline.results.report import verdict_table
+    from frostline.results.store import Store
+
+    summary = Path(os.environ["GITHUB_STEP_SUMMARY"]) if os.environ.get("GITHUB_STEP_SUMMARY") else None
+    check_outputs({"--markdown": markdown, "--junit": junit, "--json": json_file, "GITHUB_STEP_SUMMARY": summary})
+    policy = load_policy(find_project(repo).root / "pyproject.toml")
+    policy = replace(policy, isolation=isolation or policy.isolation)
+    limits = Limits(rounds, max_rounds, seconds(budget))
+    with Store.open(db) as store:
+        policy, done = commands.gate(policy, base, head, repo, store, progress(), command_line(), limits)
+        evidence = [Evidence.load(store, one.session.id) for one in done]
+    verdicts = [verdict for one in done for verdict in one.verdicts]
+    result = decide(verdicts, policy, [case for one in done for case in one.plan.cases])
+    for seen in evidence:
+        gated = [item.verdict for item in result.items if item.verdict.session_id == seen.session.id]
+        show(verdict_table(seen, gated))
+    print("\n".join(result.sentences))
+    for path, text, mode in (
+        (markdown, gate_markdown(result, evidence), "w"),
+        (summary, gate_markdown(result, evidence), "a"),
+        (junit, gate_junit(result), "w"),
+        (json_file, gate_json(result), "w"),
+    ):
+        if path is not None:
+            with path.open(mode) as file:
+                file.write(text)
+    raise typer.Exit(result.exit_code)

@@ -1,0 +1,192 @@
+"""`frostline run`, `compare`, `report` and `cost`: measure or predict, and print what is stored of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from frostline.harness.front.options import (
+    DEFAULT_DB,
+    BudgetOption,
+    DbOption,
+    DeviceOption,
+    ImplementationsOption,
+    IsolationOption,
+    MarkdownOption,
+    MaxRoundsOption,
+    PresetOption,
+    RepoOption,
+    RoundsOption,
+    SeedOption,
+    SetOption,
+    SuiteArgument,
+    SuiteOption,
+    ThreadsOption,
+    TimeoutOption,
+    make_request,
+)
+from frostline.harness.front.printing import command_line, print_comparison, print_figures, progress, say_kept, show
+from frostline.harness.outputs import check_outputs
+from frostline.results.record import UsageError
+
+BESIDE_RESUME = ("resume", "db", "markdown", "budget")  # what a session that is finished later may be given anew
+
+
+def run(
+    context: typer.Context,
+    suite: SuiteArgument = "",
+    preset: PresetOption = None,
+    settings: SetOption = None,
+    implementations: ImplementationsOption = None,
+    rounds: RoundsOption = None,
+    max_rounds: MaxRoundsOption = None,
+    budget: BudgetOption = None,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    seed: SeedOption = 0,
+    timeout: TimeoutOption = 600.0,
+    isolation: IsolationOption = "spawn",
+    db: DbOption = DEFAULT_DB,
+    resume: Annotated[str | None, typer.Option("--resume", help="Finish an interrupted session: its id, or last.")] = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Measure a suite's implementations against its baseline and print the table.
+
+    Every process is stored as soon as it ends; stop with Ctrl-C, or after a --budget, and finish later with --resume last.
+    """
+    from frostline.harness import commands
+    from frostline.harness.describe import plan_run
+    from frostline.results.store import Store
+
+    check_outputs({"--markdown": markdown})
+    if bool(suite) == bool(resume):
+        raise UsageError("SUITE: name one suite (frostline run grpo), or an interrupted session (--resume last), not both")
+    if resume:
+        _nothing_but_resume(context)
+    request = make_request(
+        suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation, max_rounds, budget
+    )
+    plan = plan_run(request) if suite else None
+    with Store.open(db, create=plan is not None) as store:
+        if plan is not None:
+            done = commands.measure(plan, store, progress(), command_line())
+        else:
+            done = commands.resume(resume or "last", store, progress(), request.budget_s)
+        if len({side.source.label for side in done.plan.sides}) > 1:  # a comparison that was finished
+            print_comparison(store, done.session, done.verdicts, markdown)
+        else:
+            print_figures(store, done.session, done.verdicts, markdown)
+            say_kept(store, done.session.id)
+
+
+def compare(
+    base: Annotated[
+        str | None,
+        typer.Argument(metavar="BASE", help="A branch, tag or commit, pypi:NAME==VERSION or path:DIR. Default: HEAD."),
+    ] = None,
+    head: Annotated[str | None, typer.Argument(metavar="HEAD", help="Another one. Default: the working tree.")] = None,
+    repo: RepoOption = Path(),
+    extras: Annotated[
+        list[str] | None, typer.Option("--with", help="NAME==VERSION that both sides are to have besides. May be repeated.")
+    ] = None,
+    base_extras: Annotated[list[str] | None, typer.Option("--with-base", help="The same for BASE alone.")] = None,
+    head_extras: Annotated[list[str] | None, typer.Option("--with-head", help="The same for HEAD alone.")] = None,
+    suite: SuiteOption = "grpo",
+    preset: PresetOption = None,
+    settings: SetOption = None,
+    implementation: Annotated[
+        str | None, typer.Option("--implementation", help="The implementation to fix. Default: the suite's own choice.")
+    ] = None,
+    rounds: RoundsOption = None,
+    max_rounds: MaxRoundsOption = None,
+    budget: BudgetOption = None,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    seed: SeedOption = 0,
+    timeout: TimeoutOption = 600.0,
+    isolation: IsolationOption = "spawn",
+    db: DbOption = DEFAULT_DB,
+    markdown: MarkdownOption = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit as a gate does: 1 when something got worse, 3 inconclusive.")
+    ] = False,
+) -> None:
+    """Compare two revisions of a repository, releases or directories: the same suite and machine, interleaved.
+
+    Each source is built or downloaded once and cached; the checkout is not touched. Ends with the verdicts and the Markdown
+    for a pull request.
+    """
+    from frostline.harness import commands
+    from frostline.harness.sources import Asked
+    from frostline.results.gate import exit_code_for
+    from frostline.results.store import Store
+
+    check_outputs({"--markdown": markdown})
+    request = make_request(
+        suite, preset, settings, implementation, rounds, device, threads, seed, timeout, isolation, max_rounds, budget
+    )
+    first = Asked(base, "BASE", [*(extras or []), *(base_extras or [])])
+    second = Asked(head, "HEAD", [*(extras or []), *(head_extras or [])])
+    plan = commands.comparison(request, first, second, repo, progress())
+    with Store.open(db) as store:
+        done = commands.measure(plan, store, progress(), command_line())
+        print_comparison(store, done.session, done.verdicts, markdown)
+        if check:
+            raise typer.Exit(exit_code_for(done.verdicts))
+
+
+def report(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="An id, the beginning of one, or last.")] = "last",
+    db: DbOption = DEFAULT_DB,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Print the table and the verdicts of a stored session."""
+    from frostline.harness import commands
+    from frostline.results.evidence import Evidence
+    from frostline.results.report import verdict_table
+    from frostline.results.store import Store
+
+    check_outputs({"--markdown": markdown})
+    with Store.open(db, create=False) as store:
+        found = store.session(session)
+        verdicts = commands.verdicts_of(found, store)
+        print_figures(store, found, verdicts, markdown)
+        show(verdict_table(Evidence.load(store, found.id), verdicts))
+        say_kept(store, found.id)
+
+
+def cost(
+    suite: SuiteArgument,
+    preset: PresetOption = None,
+    settings: SetOption = None,
+    implementations: ImplementationsOption = None,
+    target: Annotated[str, typer.Option("--target", help="The device whose branches are taken: cuda or cpu.")] = "cuda",
+    db: DbOption = DEFAULT_DB,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Predict peak memory and FLOPs at any size without a GPU: the suite's own step on tensors that hold no data."""
+    from frostline.harness import commands
+    from frostline.harness.describe import plan_run
+    from frostline.results.store import Store
+
+    check_outputs({"--markdown": markdown})
+    request = make_request(suite, preset, settings, implementations, device=target)
+    plan = plan_run(request)
+    with Store.open(db) as store:
+        done = commands.predict(plan, store, progress(), command_line())
+        print_figures(store, done.session, done.verdicts, markdown)
+        say_kept(store, done.session.id)
+
+
+def _nothing_but_resume(context: typer.Context) -> None:
+    """Refuse options that would change what is resumed: they would be left out without a word."""
+    typed = [
+        one
+        for one in context.command.params
+        if getattr(context.get_parameter_source(one.name or ""), "name", "") == "COMMANDLINE"
+    ]
+    options = [one.opts[0] for one in typed if one.name not in BESIDE_RESUME]
+    if options:
+        raise UsageError(f"--resume finishes what was planned: leave out {', '.join(options)}")

@@ -1,0 +1,107 @@
+"""Who starts the processes of a session: new interpreters, or copies of one zygote a side, renewed every few rounds.
+
+The sides of a round are always started alike. Where a side cannot be forked, the whole session goes on with new interpreters,
+and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from frostline.harness.forks import Refused, Stale, Zygote
+from frostline.harness.isolation import Process
+from frostline.harness.plan import Plan
+from frostline.harness.side import Side
+from frostline.harness.zygote import TASKS
+
+RENEWED_AFTER = 3  # rounds: the copies of one zygote share its memory layout and hash seed, which a verdict must not rest on
+
+
+class Launcher:
+    """Starts the processes of one plan. A context manager, so that no zygote outlives its session.
+
+    say: tells the user one line.
+    """
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.plan = plan
+        self._say = say
+        self._zygotes: dict[int, tuple[int, Zygote]] = {}  # by the side's position: the rounds that it is for, and the zygote
+        self._refusal = ""
+        if plan.isolation == "fork" and not TASKS.is_dir():
+            self._fall_back(f"this system does not tell a process' threads ({TASKS})")
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        while self._zygotes:
+            self._zygotes.popitem()[1][1].close()
+
+    def start(self, sides: Sequence[Side], round_index: int) -> list[Process]:
+        """A fresh process of each side for one round: all get the same seed and thread count, and are started the same way."""
+        if self.plan.isolation == "fork" and not self._refusal:
+            try:
+                return self._fork_all(sides, round_index)
+            except Refused as refusal:
+                self._fall_back(str(refusal))
+        return self._start_all(sides, lambda side: self._process(side, round_index, spawned_because=self._refusal))
+
+    def _fork_all(self, sides: Sequence[Side], round_index: int) -> list[Process]:
+        rounds = max(round_index, 0) // RENEWED_AFTER
+        for side in sides:  # all of them first: they import side by side
+            if side.position in self._zygotes and self._zygotes[side.position][0] != rounds:
+                self._zygotes.pop(side.position)[1].close()
+            if side.position not in self._zygotes:
+                self._renew(side, rounds)
+        return self._start_all(sides, lambda side: self._fork(side, round_index, rounds))
+
+    def _fork(self, side: Side, round_index: int, rounds: int) -> Process:
+        for _ in range(2):
+            zygote = self._zygotes[side.position][1]
+            try:
+                return self._process(side, round_index, launch=zygote.fork, said_before=zygote.said())
+            except Stale as stale:
+                reason = str(stale)
+                self._zygotes.pop(side.position)[1].close()
+                self._renew(side, rounds)
+        raise Refused(f"the process to fork from does not last: {reason}")
+
+    def _renew(self, side: Side, rounds: int) -> None:
+        zygote = Zygote(
+            suite=self.plan.suite,
+            path=side.source.path,
+            targets=side.source.targets,
+            hash_seed=self.plan.seed + rounds * RENEWED_AFTER + 1,
+            timeout_s=self.plan.timeout_s,
+        )
+        self._zygotes[side.position] = rounds, zygote
+
+    def _start_all(self, sides: Sequence[Side], start: Callable[[Side], Process]) -> list[Process]:
+        """All or none of them."""
+        processes: list[Process] = []
+        try:
+            for side in sides:
+                processes.append(start(side))
+        except BaseException:
+            for process in processes:
+                process.close()
+            raise
+        return processes
+
+    def _process(self, side: Side, round_index: int, **how: Any) -> Process:
+        return Process(
+            path=side.source.path,
+            targets=side.source.targets,
+            device=self.plan.device,
+            seed=self.plan.seed + round_index + 1,
+            threads=self.plan.threads,
+            timeout_s=self.plan.timeout_s,
+            **how,
+        )
+
+    def _fall_back(self, reason: str) -> None:
+        self._refusal = reason  # copies that were made before go on, so the zygotes stay
+        self._say(f"--isolation fork: {reason}; every process is started anew instead (spawn)")

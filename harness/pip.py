@@ -1,0 +1,42 @@
+"""Running pip: that of the measuring interpreter, with the user's own configuration, away from where we stand."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from frostline.results.record import UsageError
+
+LINES_OF_A_FAILURE = 12
+QUIET = ("--no-input", "--disable-pip-version-check", "--no-color")
+
+
+def run_pip(arguments: Sequence[str], label: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run one command of pip's; its stdout holds all that it printed. `label` is what it is for, in a message.
+
+    Raises:
+        UsageError: there is no pip in this environment.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise UsageError(f"{label}: needs pip in this environment: {sys.executable} -m ensurepip")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pip", *arguments[:1], *QUIET, *arguments[1:]],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+
+
+def last_lines(said: str) -> str:
+    """The end of what a command printed, each line indented."""
+    return "\n".join([f"  {line.rstrip()}" for line in said.splitlines() if line.strip()][-LINES_OF_A_FAILURE:])
