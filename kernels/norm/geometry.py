@@ -49,27 +49,27 @@ def tile_of(columns: int, itemsize: int) -> Tile:
     return Tile(max(1, min(_TILE // block, 64)), block, 1, 4)
 
 
-def walkers(tile: Tile, rows: int, multiprocessors: int, parameters: int) -> int:
-    """How many programs walk the tiles of a backward.
+def walk_of(tile: Tile) -> tuple[int, int]:
+    """How a backward with parameter gradients walks the tiles: (programs on a multiprocessor, tiles loaded ahead of the work)."""
+    if tile.rows > 1:
+        return 4, 2
+    return max(1, 16 // tile.warps), 3
 
-    Without a parameter's gradient there is nothing to keep from one tile to the next: a program each. With one, as many as are
-    on the device at the same time: more would only write more partial rows.
+
+def walkers(tile: Tile, rows: int, multiprocessors: int) -> int:
+    """How many programs walk the tiles: as many as are on the device at the same time, in shares as even as they can be.
+
+    More would only write more partial rows, and so would any beyond those that let the largest share be as small as it is.
     """
     tiles = -(-rows // tile.rows)
-    if not parameters:
-        return tiles
-    resident = max(1, 16 // tile.warps)
-    return max(1, min(tiles, multiprocessors * resident // min(tile.chunks, resident)))
+    programs = max(1, multiprocessors * walk_of(tile)[0] // tile.chunks)
+    return -(-tiles // -(-tiles // programs))
 
 
-def loads_ahead(tile: Tile, parameters: int) -> bool:
-    """Whether a program of a backward asks for its next tile before it works on this one: where it has a next one."""
-    return parameters > 0 and tile.rows * tile.block <= 1 << 14
-
-
-def reduction(programs: int) -> tuple[int, int, int]:
-    """(columns, depth, warps) of a program that adds `programs` partial rows."""
-    return 32, 32 if programs <= 64 else 64, 4
+def reduction(columns: int) -> tuple[int, int, int]:
+    """(columns, depth, warps) of a program that adds partial rows: enough programs for the device, then enough depth."""
+    block = 32 if columns >= 4096 else 8
+    return block, 4096 // block, 4
 
 
 def _power_of_two(size: int) -> int:

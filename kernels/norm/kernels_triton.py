@@ -125,6 +125,9 @@ def forward_kernel(
         x_tile = (x_tile.to(tl.float32) + added).to(x.dtype.element_ty)
         _store(total, x_tile, first, column, rows, ROWS, COLUMNS, BLOCK, STEP)
     normal = x_tile.to(tl.float32)
+    # The parameters are asked for here, so that they arrive while the rows' sums are formed.
+    scale = _load_columns(weight, column, COLUMNS, BLOCK) if HAS_WEIGHT else column
+    shift = _load_columns(bias, column, COLUMNS, BLOCK) if HAS_BIAS else column
     if CHUNKS > 1:  # one row: its statistics from those of its chunks
         moment = _chunk_sums(sums, first, CHUNKS, PADDED)
         if CENTRED:
@@ -153,9 +156,9 @@ def forward_kernel(
         normal *= rstd[:, None]
     result = _rounded(normal, x_tile, ROUNDED)
     if HAS_WEIGHT:
-        result *= _load_columns(weight, column, COLUMNS, BLOCK) + offset
+        result *= scale + offset
     if HAS_BIAS:
-        result += _load_columns(bias, column, COLUMNS, BLOCK)
+        result += shift
     _store(y, result, first, column, rows, ROWS, COLUMNS, BLOCK, STEP)
 
 
@@ -192,62 +195,87 @@ def _normalised(x_tile, stats, first, rows, ROWS: tl.constexpr, CENTRED: tl.cons
     return values * rstd, rstd
 
 
+@triton.jit
+def _input_gradient(
+    upstream, normal, rstd, columns, offset, sums, first, rows,
+    COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, PADDED: tl.constexpr, CENTRED: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a tile's input, in fp32."""
+    onto_normal = upstream
+    if HAS_WEIGHT:
+        onto_normal *= columns + offset
+    if CHUNKS > 1:
+        along = tl.sum(_chunk_sums(sums, first, CHUNKS, PADDED), 0) / COLUMNS
+        if CENTRED:
+            onto_normal -= tl.sum(_chunk_sums(sums + rows * CHUNKS, first, CHUNKS, PADDED), 0) / COLUMNS
+        return tl.fma(normal, -along, onto_normal) * rstd
+    if CENTRED:  # both sums at once: the barriers of one
+        along, mean = tl.split(tl.sum(tl.join(onto_normal * normal, onto_normal), 1))
+        onto_normal -= (mean / COLUMNS)[:, None]
+    else:
+        along = tl.sum(onto_normal * normal, 1)
+    return tl.fma(normal, -(along / COLUMNS)[:, None], onto_normal) * rstd
+
+
 @kernel
 def backward_kernel(
+    dy, dtotal, x, weight, stats, sums, dx,
+    rows: tl.int64, dy_stride: tl.int64, dtotal_stride: tl.int64, x_stride: tl.int64, offset,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, CHUNKS: tl.constexpr,
+    PADDED: tl.constexpr, CENTRED: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a tile's input: (m - normal * mean(m * normal) - [centred] mean(m)) / deviation (+ dtotal), m = dy * scale.
+
+    A program has one tile and no loop: half the registers of one that walks, so twice as much is on its way from memory.
+    """
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x_tile = _load(x, first, x_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
+    dy_tile = _load(dy, first, dy_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
+    columns = _load_columns(weight, column, COLUMNS, BLOCK) if HAS_WEIGHT else column
+    normal, rstd = _normalised(x_tile, stats, first, rows, ROWS, CENTRED)
+    gradient = _input_gradient(
+        dy_tile.to(tl.float32), normal, rstd, columns, offset, sums, first, rows, COLUMNS, CHUNKS, PADDED, CENTRED, HAS_WEIGHT
+    )
+    if HAS_TOTAL:
+        gradient += _load(dtotal, first, dtotal_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP).to(tl.float32)
+    _store(dx, gradient, first, column, rows, ROWS, COLUMNS, BLOCK, STEP)
+
+
+@kernel
+def backward_walk_kernel(
     dy, dtotal, x, weight, stats, sums, dx, partials,
     rows: tl.int64, dy_stride: tl.int64, dtotal_stride: tl.int64, x_stride: tl.int64, offset,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, CENTRED: tl.constexpr, ROUNDED: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr, NEED_BIAS: tl.constexpr, AHEAD: tl.constexpr,
+    NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr, NEED_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """With m = dy * (weight + offset): dx = (m - normal * mean(m * normal) - [centred] mean(m)) / deviation (+ dtotal)."""
+    """`backward_kernel` for every so manieth tile, and this program's share of the parameters' gradients."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    if HAS_WEIGHT and NEED_X:
-        scale = _load_columns(weight, column, COLUMNS, BLOCK) + offset
+    columns = _load_columns(weight, column, COLUMNS, BLOCK) if HAS_WEIGHT else column
     if NEED_WEIGHT:
         onto_weight = tl.zeros([ROWS, BLOCK], tl.float32)
     if NEED_BIAS:
         onto_bias = tl.zeros([ROWS, BLOCK], tl.float32)
     stride = tl.num_programs(0).to(tl.int64) * ROWS
-    if AHEAD:  # the next tile is on its way while this one is worked on; behind the last one comes the last one again
-        last = (tl.cdiv(rows, ROWS) - 1) * ROWS
-        start = program * ROWS
-        x_next = _load(x, start, x_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
-        dy_next = _load(dy, start, dy_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
-    for first in range(program * ROWS, rows, stride):
-        if AHEAD:
-            x_tile = x_next
-            dy_tile = dy_next
-            start = tl.minimum(first + stride, last)
-            x_next = _load(x, start, x_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
-            dy_next = _load(dy, start, dy_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
-        else:
-            x_tile = _load(x, first, x_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
-            dy_tile = _load(dy, first, dy_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
+    for first in tl.range(program * ROWS, rows, stride, num_stages=STAGES):
+        x_tile = _load(x, first, x_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
+        dy_tile = _load(dy, first, dy_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP)
         normal, rstd = _normalised(x_tile, stats, first, rows, ROWS, CENTRED)
-        onto_normal = dy_tile.to(tl.float32)
+        upstream = dy_tile.to(tl.float32)
         if NEED_WEIGHT:
-            onto_weight += onto_normal * _rounded(normal, x_tile, ROUNDED)
+            onto_weight = tl.fma(upstream, _rounded(normal, x_tile, ROUNDED), onto_weight)
         if NEED_BIAS:
-            onto_bias += onto_normal
+            onto_bias += upstream
         if NEED_X:
-            if HAS_WEIGHT:
-                onto_normal *= scale
-            if CHUNKS > 1:
-                gradient = onto_normal - normal * (tl.sum(_chunk_sums(sums, first, CHUNKS, PADDED), 0) / COLUMNS)
-                if CENTRED:
-                    gradient -= tl.sum(_chunk_sums(sums + rows * CHUNKS, first, CHUNKS, PADDED), 0) / COLUMNS
-            else:
-                gradient = onto_normal - normal * (tl.sum(onto_normal * normal, 1) / COLUMNS)[:, None]
-                if CENTRED:
-                    gradient -= (tl.sum(onto_normal, 1) / COLUMNS)[:, None]
-            gradient *= rstd
+            gradient = _input_gradient(
+                upstream, normal, rstd, columns, offset, sums, first, rows, COLUMNS, CHUNKS, PADDED, CENTRED, HAS_WEIGHT
+            )
             if HAS_TOTAL:
                 gradient += _load(dtotal, first, dtotal_stride, column, rows, ROWS, COLUMNS, BLOCK, STEP).to(tl.float32)
             _store(dx, gradient, first, column, rows, ROWS, COLUMNS, BLOCK, STEP)
-    if NEED_WEIGHT or NEED_BIAS:
-        partials += program * ((NEED_WEIGHT + NEED_BIAS) * COLUMNS)
+    partials += program * ((NEED_WEIGHT + NEED_BIAS) * COLUMNS)
     if NEED_WEIGHT:
         tl.store(partials + column, tl.sum(onto_weight, 0), mask=column < COLUMNS)
     if NEED_BIAS:

@@ -41,7 +41,7 @@ class Launcher:
     def __init__(self, kernel: Any, constants: Mapping[str, Any], warps: int, device: int) -> None:
         """`constants` in the order of the kernel's signature; `device` is the index of a CUDA device, -1 for the CPU."""
         self._kernel = kernel
-        self._options = {**constants, "num_warps": warps}
+        self._options = {**constants, "num_warps": warps, "enable_fp_fusion": False}  # see `kernels_triton`
         self._constants = tuple(constants.values())
         self._device = device
         self._direct = device >= 0 and known_release(triton.__version__)

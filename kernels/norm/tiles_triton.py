@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frostline.kernels.norm import kernels_triton as kernels
-from frostline.kernels.norm.geometry import loads_ahead, reduction, tile_of, walkers
+from frostline.kernels.norm.geometry import reduction, tile_of, walk_of, walkers
 from frostline.kernels.norm.launch import Launcher
 from frostline.kernels.norm.layout import Needs, Norm, laid_out
 
@@ -153,16 +153,18 @@ class _Backward:
         self._columns, self._offset, self._needs = columns, norm.offset, needs
         self._tile = tile = tile_of(columns, dtype.itemsize)
         self._sums = (1 + norm.centred) * tile.chunks
-        self._multiprocessors = multiprocessors(device)
-        self._parameters = (needs.weight is not None) + (needs.bias is not None)
-        self._reduce = _Reduction(columns, needs, device) if self._parameters else None
         shape = {"COLUMNS": columns, "ROWS": tile.rows, "BLOCK": tile.block, "STEP": step, "CHUNKS": tile.chunks}
-        flags = {
-            "PADDED": tile.padded_chunks, "CENTRED": norm.centred, "ROUNDED": norm.rounded, "HAS_TOTAL": total is not None,
-            "HAS_WEIGHT": weight is not None, "NEED_X": needs.x, "NEED_WEIGHT": needs.weight is not None,
-            "NEED_BIAS": needs.bias is not None, "AHEAD": loads_ahead(tile, self._parameters),
-        }  # fmt: skip
-        self._launch = Launcher(kernels.backward_kernel, shape | flags, tile.warps, device)
+        flags = {"PADDED": tile.padded_chunks, "CENTRED": norm.centred}
+        has = {"HAS_TOTAL": total is not None, "HAS_WEIGHT": weight is not None}
+        self._parameters = (needs.weight is not None) + (needs.bias is not None)
+        if self._parameters:
+            self._multiprocessors = multiprocessors(device)
+            self._reduce = _Reduction(columns, needs, device)
+            asked = {"NEED_X": needs.x, "NEED_WEIGHT": needs.weight is not None, "NEED_BIAS": needs.bias is not None}
+            constants = shape | flags | {"ROUNDED": norm.rounded} | has | asked | {"STAGES": walk_of(tile)[1]}
+            self._launch = Launcher(kernels.backward_walk_kernel, constants, tile.warps, device)
+        else:
+            self._launch = Launcher(kernels.backward_kernel, shape | flags | has, tile.warps, device)
         del shape["ROWS"]
         flags = {"CENTRED": norm.centred, "HAS_WEIGHT": weight is not None}
         chunked = tile.chunks > 1 and needs.x
@@ -172,24 +174,21 @@ class _Backward:
         self, dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor | None, stats: Tensor,
         dy_stride: int, dtotal_stride: int, x_stride: int,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        tile, needs, sums, partials = self._tile, self._needs, None, None
+        tile, sums = self._tile, None
         rows = x.numel() // self._columns
-        dx = _empty_like(x) if needs.x else None
+        dx = _empty_like(x) if self._needs.x else None
         if not rows:
-            dweight, dbias = (None if dtype is None else x.new_zeros(self._columns, dtype=dtype) for dtype in needs[1:])
-            return dx, dweight, dbias
+            return dx, *(None if dtype is None else x.new_zeros(self._columns, dtype=dtype) for dtype in self._needs[1:])
         if self._launch_sums is not None:
             sums = torch.empty(self._sums * rows, dtype=torch.float32, device=x.device)
             self._launch_sums(rows, tile.chunks, (dy, x, weight, stats, sums), (rows, dy_stride, x_stride, self._offset))
-        programs = walkers(tile, rows, self._multiprocessors, self._parameters)
-        if self._parameters:
-            partials = torch.empty(programs * self._parameters * self._columns, dtype=torch.float32, device=x.device)
-        self._launch(
-            programs, tile.chunks, (dy, dtotal, x, weight, stats, sums, dx, partials),
-            (rows, dy_stride, dtotal_stride, x_stride, self._offset),
-        )  # fmt: skip
-        if self._reduce is None or partials is None:
+        scalars = (rows, dy_stride, dtotal_stride, x_stride, self._offset)
+        if not self._parameters:
+            self._launch(-(-rows // tile.rows), tile.chunks, (dy, dtotal, x, weight, stats, sums, dx), scalars)
             return dx, None, None
+        programs = walkers(tile, rows, self._multiprocessors)
+        partials = torch.empty(programs * self._parameters * self._columns, dtype=torch.float32, device=x.device)
+        self._launch(programs, tile.chunks, (dy, dtotal, x, weight, stats, sums, dx, partials), scalars)
         return dx, *self._reduce(partials, programs)
 
 
@@ -197,22 +196,21 @@ class _Reduction:
     """The sum of the partial rows of the parameters' gradients."""
 
     def __init__(self, columns: int, needs: Needs, device: int) -> None:
-        self._columns, self._needs, self._device = columns, needs, device
-        self._launchers: dict[tuple[int, int, int], Launcher] = {}
+        self._columns, (_, self._weight, self._bias) = columns, needs
+        self._parameters = (needs.weight is not None) + (needs.bias is not None)
+        block, depth, warps = reduction(columns)
+        self._across = -(-columns // block)
+        sizes = {"COLUMNS": columns, "BLOCK": block, "DEPTH": depth}
+        flags = {"NEED_WEIGHT": needs.weight is not None, "NEED_BIAS": needs.bias is not None}
+        self._launch = Launcher(kernels.reduce_kernel, sizes | flags, warps, device)
 
     def __call__(self, partials: Tensor, programs: int) -> tuple[Tensor | None, Tensor | None]:
         """(d weight, d bias) from [programs, parameters, columns]."""
-        _, weight, bias = self._needs
-        dweight = None if weight is None else torch.empty(self._columns, dtype=weight, device=partials.device)
-        dbias = None if bias is None else torch.empty(self._columns, dtype=bias, device=partials.device)
-        block, depth, warps = shape = reduction(programs)
-        launch = self._launchers.get(shape)
-        if launch is None:
-            sizes = {"COLUMNS": self._columns, "BLOCK": block, "DEPTH": depth}
-            flags = {"NEED_WEIGHT": weight is not None, "NEED_BIAS": bias is not None}
-            launch = self._launchers[shape] = Launcher(kernels.reduce_kernel, sizes | flags, warps, self._device)
-        parameters = (weight is not None) + (bias is not None)
-        launch(-(-self._columns // block), parameters, (partials, dweight, dbias), (programs,))
+        dweight, dbias = (
+            None if dtype is None else torch.empty(self._columns, dtype=dtype, device=partials.device)
+            for dtype in (self._weight, self._bias)
+        )
+        self._launch(self._across, self._parameters, (partials, dweight, dbias), (programs,))
         return dweight, dbias
 
 
