@@ -17,29 +17,36 @@ from frostline.kernels.norm.layout import Needs, Norm
 
 def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm) -> Tensor:
     """The normalised rows of x [..., D], in x's dtype."""
+    weight, bias = _dense(weight), _dense(bias)
     keep = torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     )
     if not tiles.plain(x, weight, bias):
         return tiles.seen_forward(x, None, weight, bias, norm, keep)[0]
     if keep:
-        return _Norm.apply(x, weight, bias, norm)  # type: ignore[no-any-return]  # apply has no type
+        return _apply_norm(x, weight, bias, norm)  # type: ignore[no-any-return]  # apply has no type
     return tiles.forward(x, None, weight, bias, norm, False)[0]
 
 
 def add_and_normalise(x: Tensor, residual: Tensor, weight: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
     """(normalised rows of x + residual, x + residual), both in x's dtype."""
+    weight = _dense(weight)
     keep = torch.is_grad_enabled() and (
         x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
     )
     if not tiles.plain(x, residual, weight):
         y, total = tiles.seen_forward(x, residual, weight, None, norm, keep)
     elif keep:
-        return _AddNorm.apply(x, residual, weight, norm)  # type: ignore[no-any-return]  # apply has no type
+        return _apply_add_norm(x, residual, weight, norm)  # type: ignore[no-any-return]  # apply has no type
     else:
         y, total, _ = tiles.forward(x, residual, weight, None, norm, False)
     assert total is not None
     return y, total
+
+
+def _dense(parameter: Tensor | None) -> Tensor | None:
+    """A parameter as the kernels read it; autograd sees the copy of one that is a slice or expanded."""
+    return parameter if parameter is None or parameter.is_contiguous() else parameter.contiguous()
 
 
 class _Norm(torch.autograd.Function):
@@ -88,3 +95,8 @@ class _AddNorm(torch.autograd.Function):
         else:
             dx, dweight, _ = ctx.planned(dy, dtotal, total, weight, stats)
         return dx, dx, dweight, None
+
+
+# What `Function.apply` does before it comes to this: ask for function transforms, which `plain` has done.
+_apply_norm = super(torch.autograd.Function, _Norm).apply
+_apply_add_norm = super(torch.autograd.Function, _AddNorm).apply

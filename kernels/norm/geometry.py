@@ -50,20 +50,18 @@ def tile_of(columns: int, itemsize: int) -> Tile:
 
 
 def walk_of(tile: Tile) -> tuple[int, int]:
-    """How a backward with parameter gradients walks the tiles: (programs on a multiprocessor, tiles loaded ahead of the work)."""
+    """How a backward with parameter gradients walks the tiles: (programs on a multiprocessor, stages of the loads)."""
     if tile.rows > 1:
         return 4, 2
     return max(1, 16 // tile.warps), 3
 
 
-def walkers(tile: Tile, rows: int, multiprocessors: int) -> int:
-    """How many programs walk the tiles: as many as are on the device at the same time, in shares as even as they can be.
+def walkers(tiles: int, most: int) -> int:
+    """How many programs, at most `most`, walk the tiles: as few as let the largest share be as small as it can be.
 
-    More would only write more partial rows, and so would any beyond those that let the largest share be as small as it is.
+    More would only write more partial rows.
     """
-    tiles = -(-rows // tile.rows)
-    programs = max(1, multiprocessors * walk_of(tile)[0] // tile.chunks)
-    return -(-tiles // -(-tiles // programs))
+    return -(-tiles // -(-tiles // most))
 
 
 def reduction(columns: int) -> tuple[int, int, int]:

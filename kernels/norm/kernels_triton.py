@@ -8,8 +8,9 @@ Frozen parameters leave nothing of that: no accumulator, no partial rows, no sec
 A row that no program can hold is cut into chunks: a first kernel writes each chunk's sums, the second adds a row's sums up and
 works on its chunk.
 
-Sums over a row are formed from the same values in the same order whatever needs a gradient, so that the gradient of the input
-does not depend on what is frozen.
+Sums over a row are formed from the same values in the same order whatever needs a gradient, and a product and a sum are fused
+only where the code says `fma` (`enable_fp_fusion` is off: the compiler would fuse as it sees fit, differently in each kernel).
+So the gradient of the input does not depend on what is frozen.
 """
 
 # Triton ships no annotations, and a kernel's arguments are pointers and blocks that Python's types do not describe:
@@ -102,6 +103,18 @@ def _chunk_sums(base, row, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
+def _mean(total, COLUMNS: tl.constexpr):
+    """A row's sum over its length, correctly rounded: Triton's `/` is not, and a row's every value inherits the error."""
+    return tl.div_rn(total, COLUMNS * 1.0)
+
+
+@triton.jit
+def _inverse_root(value):
+    """1 / sqrt(value), correctly rounded but for the one rounding between; `rsqrt` is an approximation."""
+    return tl.div_rn(1.0, tl.sqrt_rn(value))
+
+
+@triton.jit
 def _rounded(values, like, ROUNDED: tl.constexpr):
     """Normalised values as the casting mode multiplies them with the weight: rounded to the dtype of the input, or not."""
     return values.to(like.dtype).to(tl.float32) if ROUNDED else values
@@ -133,10 +146,10 @@ def forward_kernel(
         if CENTRED:
             size = tl.minimum(tl.maximum(COLUMNS - tl.arange(0, PADDED) * BLOCK, 0), BLOCK).to(tl.float32)
             means = _chunk_sums(sums + rows * CHUNKS, first, CHUNKS, PADDED)
-            mean = tl.sum(means * size, 0) / COLUMNS
+            mean = _mean(tl.sum(means * size, 0), COLUMNS)
             moment += size * (means - mean) * (means - mean)
             normal -= mean
-        rstd = tl.rsqrt(tl.sum(moment, 0) / COLUMNS + eps)
+        rstd = _inverse_root(_mean(tl.sum(moment, 0), COLUMNS) + eps)
         if KEEP and chunk == 0:
             if CENTRED:
                 tl.store(stats + rows + first, mean)
@@ -144,13 +157,13 @@ def forward_kernel(
         normal *= rstd
     else:
         if CENTRED:
-            mean = tl.sum(normal, 1) / COLUMNS
+            mean = _mean(tl.sum(normal, 1), COLUMNS)
             normal -= mean[:, None]
             if COLUMNS % BLOCK != 0:
                 normal = tl.where((column < COLUMNS)[None, :], normal, 0.0)
             if KEEP:
                 _store_rows(stats + rows, mean, first, rows, ROWS)
-        rstd = tl.rsqrt(tl.sum(normal * normal, 1) / COLUMNS + eps)
+        rstd = _inverse_root(_mean(tl.sum(normal * normal, 1), COLUMNS) + eps)
         if KEEP:
             _store_rows(stats, rstd, first, rows, ROWS)
         normal *= rstd[:, None]
@@ -205,16 +218,16 @@ def _input_gradient(
     if HAS_WEIGHT:
         onto_normal *= columns + offset
     if CHUNKS > 1:
-        along = tl.sum(_chunk_sums(sums, first, CHUNKS, PADDED), 0) / COLUMNS
+        along = _mean(tl.sum(_chunk_sums(sums, first, CHUNKS, PADDED), 0), COLUMNS)
         if CENTRED:
-            onto_normal -= tl.sum(_chunk_sums(sums + rows * CHUNKS, first, CHUNKS, PADDED), 0) / COLUMNS
+            onto_normal -= _mean(tl.sum(_chunk_sums(sums + rows * CHUNKS, first, CHUNKS, PADDED), 0), COLUMNS)
         return tl.fma(normal, -along, onto_normal) * rstd
     if CENTRED:  # both sums at once: the barriers of one
         along, mean = tl.split(tl.sum(tl.join(onto_normal * normal, onto_normal), 1))
-        onto_normal -= (mean / COLUMNS)[:, None]
+        onto_normal -= _mean(mean, COLUMNS)[:, None]
     else:
         along = tl.sum(onto_normal * normal, 1)
-    return tl.fma(normal, -(along / COLUMNS)[:, None], onto_normal) * rstd
+    return tl.fma(normal, -_mean(along, COLUMNS)[:, None], onto_normal) * rstd
 
 
 @kernel
@@ -224,7 +237,7 @@ def backward_kernel(
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, CENTRED: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile's input: (m - normal * mean(m * normal) - [centred] mean(m)) / deviation (+ dtotal), m = dy * scale.
+    """dx of a tile: (m - normal * mean(m * normal) - [centred] mean(m)) / deviation (+ dtotal), with m = dy * (weight + offset).
 
     A program has one tile and no loop: half the registers of one that walks, so twice as much is on its way from memory.
     """
@@ -250,7 +263,7 @@ def backward_walk_kernel(
     PADDED: tl.constexpr, CENTRED: tl.constexpr, ROUNDED: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr, NEED_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`backward_kernel` for every so manieth tile, and this program's share of the parameters' gradients."""
+    """`backward_kernel` for tile after tile, a grid apart, and this program's share of the parameters' gradients."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     columns = _load_columns(weight, column, COLUMNS, BLOCK) if HAS_WEIGHT else column

@@ -127,9 +127,9 @@ class _Forward:
         rows = x.numel() // self._columns
         y = _empty_like(x)
         total = None if residual is None else _empty_like(x)
-        stats = torch.empty(self._figures * rows, dtype=torch.float32, device=x.device) if self._keep else None
+        stats = x.new_empty(self._figures * rows, dtype=torch.float32) if self._keep else None
         if rows and self._launch_sums is not None:
-            sums = torch.empty(self._figures * tile.chunks * rows, dtype=torch.float32, device=x.device)
+            sums = x.new_empty(self._figures * tile.chunks * rows, dtype=torch.float32)
             self._launch_sums(rows, tile.chunks, (x, residual, sums, total), (rows, x_stride, residual_stride))
             if total is not None:
                 x, residual, x_stride = total, None, self._columns
@@ -158,7 +158,7 @@ class _Backward:
         has = {"HAS_TOTAL": total is not None, "HAS_WEIGHT": weight is not None}
         self._parameters = (needs.weight is not None) + (needs.bias is not None)
         if self._parameters:
-            self._multiprocessors = multiprocessors(device)
+            self._most = max(1, multiprocessors(device) * walk_of(tile)[0] // tile.chunks)
             self._reduce = _Reduction(columns, needs, device)
             asked = {"NEED_X": needs.x, "NEED_WEIGHT": needs.weight is not None, "NEED_BIAS": needs.bias is not None}
             constants = shape | flags | {"ROUNDED": norm.rounded} | has | asked | {"STAGES": walk_of(tile)[1]}
@@ -178,16 +178,18 @@ class _Backward:
         rows = x.numel() // self._columns
         dx = _empty_like(x) if self._needs.x else None
         if not rows:
-            return dx, *(None if dtype is None else x.new_zeros(self._columns, dtype=dtype) for dtype in self._needs[1:])
+            dweight, dbias = (None if dtype is None else x.new_zeros(self._columns, dtype=dtype) for dtype in self._needs[1:])
+            return dx, dweight, dbias
         if self._launch_sums is not None:
-            sums = torch.empty(self._sums * rows, dtype=torch.float32, device=x.device)
+            sums = x.new_empty(self._sums * rows, dtype=torch.float32)
             self._launch_sums(rows, tile.chunks, (dy, x, weight, stats, sums), (rows, dy_stride, x_stride, self._offset))
         scalars = (rows, dy_stride, dtotal_stride, x_stride, self._offset)
+        tiles = -(-rows // tile.rows)
         if not self._parameters:
-            self._launch(-(-rows // tile.rows), tile.chunks, (dy, dtotal, x, weight, stats, sums, dx), scalars)
+            self._launch(tiles, tile.chunks, (dy, dtotal, x, weight, stats, sums, dx), scalars)
             return dx, None, None
-        programs = walkers(tile, rows, self._multiprocessors)
-        partials = torch.empty(programs * self._parameters * self._columns, dtype=torch.float32, device=x.device)
+        programs = walkers(tiles, self._most)
+        partials = x.new_empty(programs * self._parameters * self._columns, dtype=torch.float32)
         self._launch(programs, tile.chunks, (dy, dtotal, x, weight, stats, sums, dx, partials), scalars)
         return dx, *self._reduce(partials, programs)
 
@@ -206,16 +208,14 @@ class _Reduction:
 
     def __call__(self, partials: Tensor, programs: int) -> tuple[Tensor | None, Tensor | None]:
         """(d weight, d bias) from [programs, parameters, columns]."""
-        dweight, dbias = (
-            None if dtype is None else torch.empty(self._columns, dtype=dtype, device=partials.device)
-            for dtype in (self._weight, self._bias)
-        )
+        dweight = None if self._weight is None else partials.new_empty(self._columns, dtype=self._weight)
+        dbias = None if self._bias is None else partials.new_empty(self._columns, dtype=self._bias)
         self._launch(self._across, self._parameters, (partials, dweight, dbias), (programs,))
         return dweight, dbias
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return torch.empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
 
 
 def _step(bits: int) -> int:
