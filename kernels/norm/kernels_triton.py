@@ -237,7 +237,7 @@ def backward_kernel(
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, CENTRED: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """dx of a tile: (m - normal * mean(m * normal) - [centred] mean(m)) / deviation (+ dtotal), with m = dy * (weight + offset).
+    """dx of a tile: (m - normal * mean(m * normal) - [centred] mean(m)) / deviation (+ dtotal), m being dy * (weight + offset).
 
     A program has one tile and no loop: half the registers of one that walks, so twice as much is on its way from memory.
     """
