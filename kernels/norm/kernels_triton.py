@@ -104,14 +104,8 @@ def _chunk_sums(base, row, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def _mean(total, COLUMNS: tl.constexpr):
-    """A row's sum over its length, correctly rounded: Triton's `/` is not, and a row's every value inherits the error."""
-    return tl.div_rn(total, COLUMNS * 1.0)
-
-
-@triton.jit
-def _inverse_root(value):
-    """1 / sqrt(value), correctly rounded but for the one rounding between; `rsqrt` is an approximation."""
-    return tl.div_rn(1.0, tl.sqrt_rn(value))
+    """A row's sum over its length. Triton's `/` is less exact than this product, and an exact division takes many registers."""
+    return total * (1.0 / COLUMNS)
 
 
 @triton.jit
@@ -149,7 +143,7 @@ def forward_kernel(
             mean = _mean(tl.sum(means * size, 0), COLUMNS)
             moment += size * (means - mean) * (means - mean)
             normal -= mean
-        rstd = _inverse_root(_mean(tl.sum(moment, 0), COLUMNS) + eps)
+        rstd = tl.rsqrt(_mean(tl.sum(moment, 0), COLUMNS) + eps)
         if KEEP and chunk == 0:
             if CENTRED:
                 tl.store(stats + rows + first, mean)
@@ -163,7 +157,7 @@ def forward_kernel(
                 normal = tl.where((column < COLUMNS)[None, :], normal, 0.0)
             if KEEP:
                 _store_rows(stats + rows, mean, first, rows, ROWS)
-        rstd = _inverse_root(_mean(tl.sum(normal * normal, 1), COLUMNS) + eps)
+        rstd = tl.rsqrt(_mean(tl.sum(normal * normal, 1), COLUMNS) + eps)
         if KEEP:
             _store_rows(stats, rstd, first, rows, ROWS)
         normal *= rstd[:, None]
