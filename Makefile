@@ -7,6 +7,7 @@ BASE ?= HEAD~1
 HEAD ?= HEAD
 ARGS ?=
 JOBS ?= 2
+TRIALS ?= results/method.jsonl
 
 export FROSTLINE_DB := $(DB)
 unexport PYTHONPATH
@@ -15,7 +16,7 @@ BIN := .venv/bin
 ROOMS := kernels harness suites results dashboards
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-grpo bench-head report compare crossover gate test lint pins clean
+.PHONY: help bench-grpo bench-head report compare crossover gate method test lint pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,11 @@ crossover: .venv/run.stamp ## the charts of peak memory and step time over seque
 
 gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the main branch
 	$(BIN)/frostline gate $(ARGS)
+
+method: .venv/develop.stamp ## measure how far verdicts can be trusted, beside other tools (50 minutes, resumable), into docs/method.md
+	$(BIN)/python -P -m frostline.harness.trials --out $(TRIALS) $(ARGS)
+	$(BIN)/python -P -m frostline.results.trials_report $(TRIALS) docs/method.md
+	$(BIN)/python -P -m frostline.dashboards.trials $(TRIALS) docs/images
 
 test: .venv/develop.stamp ## the tests; without a GPU, Triton's interpreter runs the kernels
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)

@@ -6,14 +6,14 @@ mapped packages, compiled extensions, generated version files. The entry's key i
 
 from __future__ import annotations
 
-import importlib.metadata
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from frostline.harness.exports import Export, cached, interpreter_tags, unpack_wheel
+from frostline.harness.exports import Export, cached, unpack_wheel
+from frostline.harness.interpreters import Interpreter
 from frostline.harness.pip import last_lines, run_pip
 from frostline.results.record import NothingMeasured
 
@@ -22,7 +22,12 @@ LEGACY_REQUIREMENTS = ("setuptools>=40.8.0",)
 
 
 def export(
-    tree_identity: Sequence[str], pyproject: str, label: str, targets: Sequence[str], fill: Callable[[Path], Path]
+    tree_identity: Sequence[str],
+    pyproject: str,
+    label: str,
+    targets: Sequence[str],
+    fill: Callable[[Path], Path],
+    python: Interpreter,
 ) -> Export:
     """The target packages of a source tree, from the cache or built now.
 
@@ -32,56 +37,54 @@ def export(
         label: the source, for messages.
         targets: dotted names of the packages to keep; empty for all that the wheel provides, less our own rooms.
         fill: writes the tree into an empty directory and returns the directory of the project in it. Called only to build.
+        python: builds it, and will run it.
 
     Raises:
         NothingMeasured: the build failed, or the wheel has not the target packages.
     """
-    requirements = _build_requirements(pyproject, label)
-    isolated = not all(map(_satisfied, requirements))
+    requirements = _build_requirements(pyproject, label, python)
+    isolated = not all(_satisfied(each, python) for each in requirements)
     key = {
         "tree": list(tree_identity),
         "targets": list(targets),
-        "python": interpreter_tags(),
-        "build": "isolated" if isolated else [f"{each.name} {importlib.metadata.version(each.name)}" for each in requirements],
+        "python": python.tags,
+        "build": "isolated" if isolated else [f"{each.name} {python.version_of(each.name)}" for each in requirements],
     }
 
     def write(work: Path, packages: Path) -> list[str]:
         tree = work / "tree"
         tree.mkdir()
-        wheel = _build_wheel(fill(tree), work / "wheel", isolated, label)
+        wheel = _build_wheel(fill(tree), work / "wheel", isolated, label, python)
         return unpack_wheel(wheel, packages, targets, label)
 
     return cached(key, label, write)
 
 
-def _build_requirements(pyproject: str, label: str) -> list[Requirement]:
-    """What the build needs in this environment. Raises NothingMeasured where pyproject.toml cannot be read."""
+def _build_requirements(pyproject: str, label: str, python: Interpreter) -> list[Requirement]:
+    """What the build needs in the interpreter's environment. Raises NothingMeasured where pyproject.toml cannot be read."""
     try:
         table = tomllib.loads(pyproject).get("build-system", {})
         every = [Requirement(text) for text in table.get("requires", LEGACY_REQUIREMENTS)]
     except (tomllib.TOMLDecodeError, InvalidRequirement, AttributeError, TypeError) as error:
         raise NothingMeasured(f"{label}: its pyproject.toml cannot be read: {error}") from None
-    return [each for each in every if each.marker is None or each.marker.evaluate()]
+    return [each for each in every if each.marker is None or each.marker.evaluate(dict(python.markers))]
 
 
-def _satisfied(requirement: Requirement) -> bool:
-    try:
-        version = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return requirement.url is None and requirement.specifier.contains(version, prereleases=True)
+def _satisfied(requirement: Requirement, python: Interpreter) -> bool:
+    version = python.version_of(requirement.name)
+    return version is not None and requirement.url is None and requirement.specifier.contains(version, prereleases=True)
 
 
-def _build_wheel(project: Path, into: Path, isolated: bool, label: str) -> Path:
-    """Build with the project's own backend, in this environment where it has what the build needs: it is quicker, and an
-    extension is compiled against the torch that it will be measured with.
+def _build_wheel(project: Path, into: Path, isolated: bool, label: str, python: Interpreter) -> Path:
+    """Build with the project's own backend, in the interpreter's environment where that has what the build needs: it is
+    quicker, and an extension is compiled against the torch that it will be measured with.
     """
     if not any((project / name).is_file() for name in ("pyproject.toml", "setup.py")):
         raise NothingMeasured(f"{label}: cannot be built, it has neither pyproject.toml nor setup.py")
     options = ["--no-deps", "--use-pep517", "--wheel-dir", str(into)]
     if not isolated:
         options.append("--no-build-isolation")
-    done = run_pip(["wheel", *options, str(project)], label, cwd=project)
+    done = run_pip(["wheel", *options, str(project)], label, cwd=project, python=python)
     wheels = list(into.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         said = done.stdout.partition("[end of output]")[0]  # after that come pip's own explanations

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
-import importlib.util
 import os
 import shutil
-import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from frostline.harness import build
-from frostline.harness.exports import content_hash
+from frostline.harness.contents import DELETED, file_state
+from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.side import Source
 from frostline.results.record import NothingMeasured, UsageError, content_id
 
 MAIN_BRANCHES = ("refs/remotes/origin/HEAD", "main", "master", "origin/main", "origin/master")
-DELETED = "deleted"
 
 
 @dataclass(frozen=True)
@@ -122,21 +119,21 @@ def merge_base(repo: Path | str) -> Commit:
     return resolve("HEAD~1", root)
 
 
-def installed_source(targets: Sequence[str] = ()) -> Source:
-    """What is installed in the running environment. Its identity is a hash of the target packages' files."""
-    contents = {}
-    for target in targets:
-        spec = importlib.util.find_spec(target)
-        if spec is None:
-            raise UsageError(f"target {target}: no such package is installed")
-        folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-        contents[target] = [content_hash(folder) for folder in folders if folder.is_dir()] or [
-            file_state(Path(spec.origin or ""))
-        ]
-    return Source("installed", "installed", content_id(["installed", contents]), None, tuple(targets))
+def installed_source(targets: Sequence[str] = (), python: Interpreter = OWN) -> Source:
+    """What is installed in the interpreter's environment. Its identity is a hash of the target packages' files, and of the
+    environment where that is not the command's own.
+    """
+    identity = ["installed", python.contents(targets), *([] if python.is_own else [python.identity])]
+    return Source("installed", "installed", content_id(identity), None, tuple(targets))
 
 
-def git_source(ref: str, repo: Path | str = ".", targets: Sequence[str] = (), argument: str = "revision") -> Source:
+def git_source(
+    ref: str,
+    repo: Path | str = ".",
+    targets: Sequence[str] = (),
+    argument: str = "revision",
+    python: Interpreter = OWN,
+) -> Source:
     """A revision, built once and kept in the cache.
 
     Args:
@@ -144,6 +141,7 @@ def git_source(ref: str, repo: Path | str = ".", targets: Sequence[str] = (), ar
         repo: a directory in the checkout that knows it.
         targets: dotted names of the packages in question; empty for what the revision provides.
         argument: what the user would call `ref`, for messages.
+        python: builds it, and will run it.
 
     Raises:
         UsageError: no such revision or repository.
@@ -151,17 +149,19 @@ def git_source(ref: str, repo: Path | str = ".", targets: Sequence[str] = (), ar
     """
     project = find_project(repo)
     commit = resolve(ref, project.root, argument)
-    return _export(project, commit, {}, Source(ref, "git", "", None, tuple(targets)))
+    return _export(project, commit, {}, Source(ref, "git", "", None, tuple(targets)), python)
 
 
-def worktree_source(repo: Path | str = ".", targets: Sequence[str] = (), label: str = "working tree") -> Source:
+def worktree_source(
+    repo: Path | str = ".", targets: Sequence[str] = (), label: str = "working tree", python: Interpreter = OWN
+) -> Source:
     """The working tree: HEAD with every change to tracked files, and the files that are new and not ignored.
 
     The identity of a clean tree is that of HEAD. Raises what `git_source` raises.
     """
     project = find_project(repo)
     commit = resolve("HEAD", project.root)
-    return _export(project, commit, _changes(project.root), Source(label, "worktree", "", None, tuple(targets)))
+    return _export(project, commit, _changes(project.root), Source(label, "worktree", "", None, tuple(targets)), python)
 
 
 def state_of(folder: Path) -> dict[str, str]:
@@ -175,7 +175,7 @@ def state_of(folder: Path) -> dict[str, str]:
     return {"commit": commit.sha} | ({"dirty": content_id(sorted(changes.items()))} if changes else {})
 
 
-def _export(project: Project, commit: Commit, changes: Mapping[str, str], asked: Source) -> Source:
+def _export(project: Project, commit: Commit, changes: Mapping[str, str], asked: Source, python: Interpreter) -> Source:
     """Complete a source with its export, identity and detail."""
     name = f"{asked.label} ({commit.sha[:12]}{', with changes' if changes else ''})"
     difference = content_id(sorted(changes.items())) if changes else ""
@@ -188,7 +188,7 @@ def _export(project: Project, commit: Commit, changes: Mapping[str, str], asked:
         return tree / project.subdirectory
 
     try:
-        made = build.export(identity, _pyproject(project, commit, changes), name, asked.targets, fill)
+        made = build.export(identity, _pyproject(project, commit, changes), name, asked.targets, fill, python)
     except NothingMeasured as error:
         if not left_out:
             raise
@@ -222,21 +222,6 @@ def _changes(root: Path) -> dict[str, str]:
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     paths = [path for path in (tracked + untracked).split("\0") if path and not path.endswith("/")]
     return {path: file_state(root / path) for path in sorted(set(paths))}
-
-
-def file_state(path: Path) -> str:
-    """What git would keep of a file: its kind, whether it can be executed, and a hash of its content; `DELETED` of none."""
-    try:
-        mode = path.lstat().st_mode
-        if stat.S_ISLNK(mode):
-            return f"link {path.readlink()}"
-        if not stat.S_ISREG(mode):
-            return DELETED  # a directory in the place of a tracked file: its own files are listed one by one
-        with path.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        return f"{'executable' if mode & stat.S_IXUSR else 'file'} {digest}"
-    except (FileNotFoundError, NotADirectoryError):
-        return DELETED
 
 
 def copy_changes(changes: Mapping[str, str], root: Path, tree: Path) -> None:

@@ -75,6 +75,9 @@ def chart_crossover(
         str | None,
         typer.Option("--against", help="The side that the others are compared with. Default: torch, else the baseline."),
     ] = None,
+    predicted: Annotated[
+        bool, typer.Option("--predicted", help="The cost model's peak memory alone: nothing is measured, no GPU is needed.")
+    ] = False,
     fill: Annotated[
         bool | None, typer.Option("--fill/--no-fill", help="Measure and predict what is not stored yet. Default: --fill.")
     ] = None,
@@ -94,11 +97,11 @@ def chart_crossover(
     from frostline.results.store import Store
 
     metrics = chosen_metrics(metric)
-    for option, given in (("--preset", preset is not None), ("--fill", fill is True)):
+    for option, given in (("--preset", preset is not None), ("--fill", fill is True), ("--predicted", predicted)):
         if session and given:
             raise UsageError(f"{option}: with --session what is stored is drawn, nothing else; leave one of the two out")
     request = make_request(suite or ("" if session else "grpo"), preset, settings, implementations)
-    wanted = [] if session else plans_to_draw(request, metrics, against)
+    wanted = [] if session else plans_to_draw(request, metrics, against, predicted=predicted)
     filled = fill is not False
     if filled and not session:
         picture_folder(out)  # before anything is measured for it
@@ -134,6 +137,22 @@ def chart_floor(
         ref = session or last_session_of("head_floor", store)
         ((evidence, _),) = stored_sessions([ref], make_request("", settings=settings), store)
         picture = floor_picture(evidence, out)
+    print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
+
+
+@chart_app.command("validation")
+def chart_validation(
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="An id, the beginning of one, or last.")] = "last",
+    out: Annotated[Path, typer.Option("--out", help="The folder for the picture.")] = Path(),
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """How far are the cost model's peaks from the measured ones? From a session of frostline cost SUITE --measure, as PNG."""
+    from frostline.dashboards.validation import validation_picture
+    from frostline.results.evidence import Evidence
+    from frostline.results.store import Store
+
+    with Store.open(db, create=False) as store:
+        picture = validation_picture(Evidence.load(store, store.session(session).id), out)
     print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
 

@@ -6,10 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from frostline.harness import session as sessions
 from frostline.harness.checkout import find_project, installed_source, merge_base, state_of
 from frostline.harness.describe import LOOKS, Request, plan_compare
+from frostline.harness.interpreters import OWN, Interpreter, find_again
+from frostline.harness.isolation import Process
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
@@ -65,7 +68,7 @@ def comparison(request: Request, base: Asked, head: Asked, repo: Path, progress:
     progress.note(f"preparing {against.text} and {head.text or 'the working tree'}")
 
     def sources(targets: Sequence[str]) -> list[Source]:
-        first, second = (make(asked, repo, targets) for asked in (against, head))
+        first, second = (make(asked, repo, targets, request.python) for asked in (against, head))
         if base.text is None and first.identity == second.identity:
             raise UsageError(
                 "BASE HEAD: none was named and the working tree is HEAD, so there is nothing to compare; "
@@ -109,8 +112,9 @@ def resume(session_ref: str, store: Store, progress: Progress, budget_s: float |
     if session.detail.get("predicted"):
         raise UsageError(f"--resume: session {session.id} predicted and measured nothing; ask again with frostline cost")
     plan = _stored_plan(session)
-    restored = [replace(side, source=restore(side.source)) for side in plan.sides]
-    return _finish(replace(plan, sides=restored, budget_s=budget_s), session, store, progress)
+    python = find_again(plan.python, plan.suite)
+    restored = [replace(side, source=restore(side.source, python)) for side in plan.sides]
+    return _finish(replace(plan, sides=restored, budget_s=budget_s, python=python), session, store, progress)
 
 
 def verdicts_of(session: Session, store: Store) -> Sequence[Verdict]:
@@ -123,12 +127,25 @@ def _stored_plan(session: Session) -> Plan:
     return Plan.from_json({**session.plan, "bars": []})
 
 
-def predict(plan: Plan, store: Store, progress: Progress, command: str) -> Measured:
-    """The cost model's figures for a plan, stored as a session of their own."""
+def predict(plan: Plan, store: Store, progress: Progress, command: str, early: Sequence[Process] = ()) -> Measured:
+    """The cost model's figures for a plan, stored as a session of their own, by processes from `planned_early` if there are."""
     session = sessions.open_session(plan, store, command, {"predicted": True} | state_of(Path()))
-    verdicts = sessions.predict(plan, store, session, progress)
-    _something_measured(store, session, Role.PREDICT)
+    verdicts = sessions.predict(plan, store, session, progress, early)
+    _something_measured(store, session, plan, Role.PREDICT)
     return Measured(session, plan, verdicts)
+
+
+def measure_beside(plan: Plan, session: Session, store: Store, progress: Progress) -> None:
+    """Measure the peaks and counts of what a session predicted, on this machine, into the same session.
+
+    Raises:
+        UsageError: the plan is for a GPU and there is none.
+        NothingMeasured: no process was ok.
+    """
+    if plan.device.startswith("cuda") and not query_gpu(["name"]):
+        raise UsageError("--measure: there is no GPU here; add --target cpu to predict and measure the branches of the CPU")
+    sessions.measure_figures(plan, store, session, progress)
+    _something_measured(store, session, plan, Role.MEASURE)
 
 
 def gate(
@@ -140,11 +157,12 @@ def gate(
     progress: Progress,
     command: str,
     limits: Limits = NO_LIMITS,
+    python: Interpreter = OWN,
 ) -> tuple[Policy, list[Measured]]:
     """Compare under a policy: a session for each of its suites, predicted or measured.
 
     `base` defaults to the policy's (the merge base with the main branch, else the parent of HEAD), `head` to the working tree.
-    Of a budget every suite gets an equal part, and what an earlier one left of its own.
+    Of a budget every suite gets an equal part, and what an earlier one left of its own. `python` measures, and builds.
 
     Returns:
         The policy with its suites by the names that their cases have (a file's suite is known once it is loaded), and the
@@ -155,7 +173,7 @@ def gate(
     predicted = policy.predicted if policy.predicted != "auto" else not query_gpu(["name"])
 
     def sources(targets: Sequence[str]) -> list[Source]:
-        return [make(Asked(against, "--base"), repo, targets), make(Asked(head, "--head"), repo, targets)]
+        return [make(asked, repo, targets, python) for asked in (Asked(against, "--base"), Asked(head, "--head"))]
 
     if predicted and limits.given:
         raise UsageError(
@@ -169,7 +187,9 @@ def gate(
     for at, suite in enumerate(policy.suites):
         part = None if left is None else max(0.0, left) / (len(policy.suites) - at)
         device = TARGET if predicted else None
-        request = replace(_gated(suite, root), device=device, isolation=policy.isolation, budget_s=part)
+        request = _gated(suite, root)
+        how: dict[str, Any] = {"isolation": policy.isolation, "python": python.serving(request.suite)}
+        request = replace(request, device=device, budget_s=part, **how)
         plan = plan_compare(request, sources)
         named.append(replace(suite, name=plan.cases[0].suite))
         thresholds = policy.thresholds({suite.name: plan.delta})
@@ -194,11 +214,13 @@ def _finish(plan: Plan, session: Session, store: Store, progress: Progress, *, a
     verdicts = sessions.measure(plan, store, session, progress)
     out_of_time = any(OUT_OF_TIME in one.flags for one in verdicts)
     if not (out_of_time and among_others):
-        _something_measured(store, session, Role.MEASURE, "the time was used up before the first round" if out_of_time else "")
+        _something_measured(
+            store, session, plan, Role.MEASURE, "the time was used up before the first round" if out_of_time else ""
+        )
     return Measured(session, plan, verdicts)
 
 
-def _something_measured(store: Store, session: Session, role: Role, why: str = "") -> None:
+def _something_measured(store: Store, session: Session, plan: Plan, role: Role, why: str = "") -> None:
     """A session in which no process was ok is no success, whatever its rows say."""
     records = store.processes(session.id)
     if any(item.status is Status.OK and item.role is role for item in records):
@@ -207,4 +229,4 @@ def _something_measured(store: Store, session: Session, role: Role, why: str = "
     reasons = dict.fromkeys(f"{item.status}: {item.reason}" for item in failed)
     said = "; ".join(list(reasons)[:3]) or why or "no process ran"
     last = "\n  ".join(next((item.stderr.strip().splitlines()[-8:] for item in failed if item.stderr.strip()), []))
-    raise NothingMeasured(f"nothing could be measured ({said})" + (f"\n  {last}" if last else ""))
+    raise NothingMeasured(f"nothing could be measured{plan.python.place} ({said})" + (f"\n  {last}" if last else ""))

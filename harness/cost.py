@@ -11,8 +11,10 @@ CUDA branches is for the suite's `target_device` hook, a context that the caller
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +22,97 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 
 from frostline.harness.declare import Step
-from frostline.harness.meters.counts import count
-from frostline.harness.meters.memory import CUDA_GRANULE, LiveBytes, measure_peaks
-from frostline.results.record import UsageError
+from frostline.harness.meters.allocations import Ledger, Peak
+from frostline.harness.meters.counts import Call, Formulas, Tally
+from frostline.harness.meters.launches import noted_launches
+from frostline.harness.meters.memory import CUDA_GRANULE, collected
+from frostline.harness.meters.shapes import fake_tensors
+from frostline.results.record import PEAK_ABOVE_INPUTS, PEAK_ALLOCATED, UsageError
+
+LARGEST = 24  # tensors alive at the peak that are kept by name
 
 
 class NotPredictable(UsageError):
     """A step that cannot run without its data: one line with the operator, the place and what to do about it."""
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a step takes.
+
+    Attributes:
+        figures: `peak_allocated` and `peak_above_inputs` in bytes, `flops` and `operators`, as `measure_peaks` and `count`
+            define them.
+        peak: the fullest moment, and what was alive then.
+        calls: the operators' work.
+        launches: of Triton kernels by hand, by name: their memory is in the figures, what they compute and move is not.
+        products_in: of "forward" and "backward" those that have matrix products: on a GPU each has a workspace for them.
+    """
+
+    figures: Mapping[str, float]
+    peak: Peak
+    calls: Sequence[Call]
+    products_in: Sequence[str]
+    launches: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The peak with its largest tensors, and the work by operator, as plain data."""
+        peak = {**vars(self.peak), "alive": [one.to_json() for one in self.peak.alive[:LARGEST]]}
+        calls = [one.to_json() for one in self.calls if one.flops or one.bytes]
+        return {"peak": peak, "calls": calls, "products_in": list(self.products_in), "launches": dict(self.launches)}
+
+
 def predict(
-    build: Callable[[], Step], *, context: AbstractContextManager[Any] | None = None, device: str = "cpu"
-) -> dict[str, float]:
+    build: Callable[[], Step],
+    *,
+    context: AbstractContextManager[Any] | None = None,
+    device: str = "cpu",
+    traffic: Formulas | None = None,
+) -> Cost:
     """Build a step of fake tensors and meter it.
+
+    A step that leaves memory behind (an optimizer's state, a cache) is metered once more: its first run is not like the others.
 
     Args:
         build: makes the step, with its tensors on `cpu`; `Skipped` passes through.
         context: entered while the step is built and run; in it the measured code takes the branches of `device`.
         device: the device that is predicted. For `cuda` each tensor counts in multiples of 512 bytes, as its allocator does.
-
-    Returns:
-        `peak_allocated` and `peak_above_inputs` in bytes, `flops` and `operators`, as `measure_peaks` and `count` define
-        them.
+        traffic: what the measured code declares that its own operators read and write, see `Tally`.
 
     Raises:
         NotPredictable: the step reads a tensor's data, or calls an operator that has no fake implementation.
     """
-    tracker = LiveBytes(round_to=CUDA_GRANULE if torch.device(device).type == "cuda" else 1)
-    # Without fallback kernels: they would run an operator for real on zeros, at full size.
-    with _explained(), context or nullcontext(), FakeTensorMode(allow_fallback_kernels=False):
-        with tracker:
+    ledger = Ledger(round_to=CUDA_GRANULE if torch.device(device).type == "cuda" else 1)
+    with _explained(), context or nullcontext(), fake_tensors(), noted_launches() as launches:
+        with ledger:
             step = build()
-            counts = count(step)
-        return measure_peaks(step, "cpu", repeats=1, tracker=tracker, warm=True) | counts
+        cost, left = _run(step, ledger, traffic, launches)
+        return _run(step, ledger, traffic, launches)[0] if left else cost
+
+
+def load_shapes() -> None:
+    """Have torch import what it imports at the first fake tensor: a second or two."""
+    with fake_tensors():
+        (torch.ones(2) + 1).clone()
+
+
+def _run(step: Step, ledger: Ledger, traffic: Formulas | None, launches: Counter[str]) -> tuple[Cost, int]:
+    """One run, and how many bytes more are alive after it than before."""
+    tally = Tally(traffic=traffic)
+    launches.clear()
+    with collected(step), ledger.showing(tally.seen):
+        ledger.reset_peak()
+        before = ledger.current
+        step.run()
+    peak = ledger.peak_of_step()
+    figures = {PEAK_ALLOCATED.name: float(peak.bytes), PEAK_ABOVE_INPUTS.name: float(peak.bytes - before)} | tally.totals()
+    told = {metric: value for metric, value in figures.items() if metric not in step.omit}
+    with collected(step):
+        return Cost(told, peak, tally.calls, sorted(tally.products_in), dict(launches)), ledger.current - before
 
 
 @contextmanager
@@ -78,6 +133,12 @@ def _explained() -> Iterator[None]:
         raise NotPredictable(
             f"cost: {error.func} at {_place(error)} cannot run on fake tensors; "
             "register a fake for it (torch.library.register_fake)"
+        ) from error
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):  # how torch says that it cannot convert a module of fake parameters
+            raise
+        raise NotPredictable(
+            f"cost: {_place(error)} converts a module, which torch cannot do without data; make it with the dtype and device"
         ) from error
     except AssertionError as error:
         if "FakeTensor" not in str(error):  # how torch says that a real tensor came in

@@ -10,6 +10,7 @@ from frostline.harness.commands import TARGET, measure, predict
 from frostline.harness.describe import Request, declared, plan_run
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
+from frostline.harness.predictors import CAPABILITY
 from frostline.harness.progress import Progress
 from frostline.results.crossover import load_panels, narrowed, usual_reference
 from frostline.results.evidence import Evidence
@@ -29,7 +30,7 @@ class Wanted:
     plan: Plan
 
 
-def plans_to_draw(request: Request, metrics: Collection[str], against: str | None) -> list[Wanted]:
+def plans_to_draw(request: Request, metrics: Collection[str], against: str | None, *, predicted: bool = False) -> list[Wanted]:
     """The cost model's plan at full size, where memory is drawn, and that of this machine's own measurements.
 
     Args:
@@ -37,12 +38,16 @@ def plans_to_draw(request: Request, metrics: Collection[str], against: str | Non
             `crossover`; measured is the same with a GPU, `crossover_small` without.
         metrics: what will be drawn; times are not predicted.
         against: the side that the others will be compared with; None: `torch` where it is one, else the baseline.
+        predicted: the cost model's alone: nothing is measured.
 
     Raises:
-        UsageError: something that the suite does not have.
+        UsageError: something that the suite does not have, or nothing to draw that is predicted.
     """
+    if predicted and PEAK_ALLOCATED.name not in metrics:
+        raise UsageError(f"--predicted: the cost model has no {', '.join(metrics)}; leave --metric out, or name peak_allocated")
     device = "cuda" if query_gpu(["name"]) else "cpu"
-    targets = [(Role.MEASURE, "crossover" if device == "cuda" else "crossover_small", device)]
+    measured = (Role.MEASURE, "crossover" if device == "cuda" else "crossover_small", device)
+    targets = [] if predicted else [measured]
     if PEAK_ALLOCATED.name in metrics:
         targets.insert(0, (Role.PREDICT, "crossover", TARGET))
     wanted = []
@@ -132,6 +137,8 @@ def _stored(plan: Plan, role: Role, store: Store) -> Session | None:
     """The latest session that has every case and side of the plan on the same code, in the role. It may have more."""
     cases, sides = {case.id for case in plan.cases}, {_identity(side.record()) for side in plan.sides}
     for session in reversed(store.sessions()):
+        if session.plan["selection"].get(CAPABILITY) != plan.selection.get(CAPABILITY):
+            continue
         if session.device == plan.device and sides <= {_identity(side) for side in store.sides(session.id)}:
             found = {item.case_id for item in store.processes(session.id, role=role) if item.counted}
             if cases <= found:

@@ -136,10 +136,11 @@ class Suite:
     delta: Mapping[str, float]
     version: str
     keep: Callable[[Params], bool] | None = None
-    target_device: Callable[[str], AbstractContextManager[Any]] | None = None
+    target_device: Callable[..., AbstractContextManager[Any]] | None = None
     path: str = ""
     bars: Sequence[Bar] = ()
     plan: Callable[[PlanQuestion], PlanAnswer] | None = None
+    traffic: Callable[[], Mapping[Any, Callable[..., int]]] | None = None
 
     def preset(self, name: str) -> Preset:
         """The preset of that name. Raises UsageError where there is none."""
@@ -169,9 +170,10 @@ def suite(
     delta: Mapping[str, float] | None = None,
     version: str | None = None,
     keep: Callable[[Params], bool] | None = None,
-    target_device: Callable[[str], AbstractContextManager[Any]] | None = None,
+    target_device: Callable[..., AbstractContextManager[Any]] | None = None,
     bars: Sequence[Bar] = (),
     plan: Callable[[PlanQuestion], PlanAnswer] | None = None,
+    traffic: Callable[[], Mapping[Any, Callable[..., int]]] | None = None,
 ) -> Callable[[Callable[..., Any]], Suite]:
     """Make a suite of a function `(implementation, device, *, **case) -> step | Step`.
 
@@ -187,9 +189,12 @@ def suite(
         sources: modules (of a package: all its files) that the suite is made of, besides its own file.
         version: otherwise a hash of the file's source and that of `sources`. Verdicts never mix versions.
         keep: a filter over cases.
-        target_device: a context in which the measured code takes the branches of the device named, for the cost model.
+        target_device: a context in which the measured code takes the branches of the device named, for the cost model. Called
+            with `cuda` or `cpu`, and where it has such an argument with `capability`, that of a GPU's generation: `(9, 0)`.
         bars: what figures are asked to reach; `run` and `report` print whether they do.
         plan: what the measured code would do with a problem of a given size, for `frostline plan`.
+        traffic: gives the bytes that the measured code's own operators read and write, by operator
+            (`torch.ops.mine.attention`), each from the operator's arguments, for the cost model.
 
     Raises:
         UsageError: an axis that the function has no keyword for, no implementation, a baseline that is none of them, or a
@@ -240,6 +245,7 @@ def suite(
             path=inspect.getsourcefile(function) or "",
             bars=tuple(bars),
             plan=plan,
+            traffic=traffic,
         )
 
     return decorate

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from frostline.harness.checkout import installed_source
 from frostline.harness.device import usable_cores
+from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.isolation import Ended, Process
 from frostline.harness.plan import Plan
 from frostline.harness.side import Side, Source
@@ -27,7 +29,10 @@ LOOKS = 2  # of a comparison: a second one where the first could not tell
 
 @dataclass(frozen=True)
 class Request:
-    """What a command was asked to measure, as typed; `None` and empty mean the suite's own choice."""
+    """What a command was asked to measure, as typed; `None` and empty mean the suite's own choice.
+
+    python: the interpreter that measures, serving the suite.
+    """
 
     suite: str
     preset: str | None = None
@@ -41,6 +46,7 @@ class Request:
     isolation: str = "spawn"
     max_rounds: int | None = None
     budget_s: float | None = None
+    python: Interpreter = OWN
 
     def __post_init__(self) -> None:
         if self.isolation not in ISOLATIONS:
@@ -84,16 +90,21 @@ class Declared:
     bars: Sequence[Bar] = ()
 
 
-def declared(request: Request, source: Source | None = None) -> Declared:
+def declared(request: Request, source: Source | None = None, process: Process | None = None) -> Declared:
     """Ask a worker for the suite's declaration and the selected cases, with `source` on its path if there is one.
+
+    `process` is one that is there already, of the installed source, and is left as it is.
 
     Raises:
         UsageError: no such suite, axis, value, preset or implementation, an empty selection, or a suite file that fails.
     """
     path, targets = (source.path, source.targets) if source else (None, ())
-    with Process(path=path, targets=targets, device="cpu", seed=0, threads=1, timeout_s=DESCRIBE_TIMEOUT_S) as process:
+    start: dict[str, Any] = {"path": path, "targets": targets, "device": "cpu", "seed": 0, "threads": 1}
+    with (
+        nullcontext(process) if process is not None else Process(**start, timeout_s=DESCRIBE_TIMEOUT_S, python=request.python)
+    ) as asked:
         try:
-            reply = process.ask(
+            reply = asked.ask(
                 "describe",
                 suite=request.suite,
                 preset=request.preset,
@@ -102,17 +113,20 @@ def declared(request: Request, source: Source | None = None) -> Declared:
                 device=request.device,
             )
         except Ended as end:
-            raise SuiteNotLoaded(f"SUITE: {request.suite!r} could not be loaded: {end.reason}") from None
+            raise SuiteNotLoaded(f"SUITE: {request.suite!r} could not be loaded{request.python.place}: {end.reason}") from None
     reply.pop("modules")
     cases = [Case(reply["suite"], reply["version"], params) for params in reply.pop("cases")]
     bars = tuple(Bar(**bar) for bar in reply.pop("bars"))
     return Declared(**reply | {"cases": cases, "targets": tuple(reply["targets"]), "bars": bars})
 
 
-def plan_run(request: Request) -> Plan:
-    """A plan that varies the implementation over the installed code. A number of rounds that was typed holds for all."""
-    suite = declared(request)
-    source = installed_source(suite.targets)
+def plan_run(request: Request, process: Process | None = None) -> Plan:
+    """A plan that varies the implementation over the installed code. A number of rounds that was typed holds for all.
+
+    `process`: as of `declared`.
+    """
+    suite = declared(request, process=process)
+    source = installed_source(suite.targets, request.python)
     baseline = suite.baseline if suite.baseline in suite.implementations else suite.implementations[0]
     sides = [Side(at, name, source, name == baseline) for at, name in enumerate(suite.implementations)]
     rounds = request.rounds or max(rounds for by_name in suite.rounds_of for rounds in by_name.values())
@@ -170,5 +184,6 @@ def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) 
         seed=request.seed,
         timeout_s=request.timeout_s,
         isolation=request.isolation,
+        python=request.python,
         selection=selection,
     )

@@ -7,25 +7,25 @@ and nothing else that could be imported, and never our own harness.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
+import re
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
+from frostline.harness.contents import content_hash
 from frostline.results.record import NothingMeasured, content_id
 
 OWN_ROOMS = ("frostline.harness", "frostline.results", "frostline.suites", "frostline.dashboards")
 """Never taken from a source: both sides are measured by the harness that runs, and answer the same questions."""
 
-MODULE_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
+MODULE_SUFFIX = re.compile(r"\.(py|so|pyd|[\w-]+\.(so|pyd))")
+"""Of a file that some interpreter imports: compiled code may be for another one than that which runs here."""
 
 Files: TypeAlias = Mapping[PurePosixPath, Callable[[], bytes]]
 """Files by their place below a directory of packages; each is read by a call."""
@@ -49,11 +49,6 @@ def cache_directory() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "frostline/cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "frostline"
-
-
-def interpreter_tags() -> str:
-    """What compiled code must fit: the interpreter's implementation and version, and the platform."""
-    return f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
 
 
 def find_export(key: Any) -> Export | None:
@@ -94,23 +89,18 @@ def provided(directory: Path, prefix: str = "") -> Iterator[str]:
     """Dotted names of the packages and modules that a directory on the path offers, inside namespace packages too."""
     for entry in sorted(directory.iterdir()):
         name, _, suffix = entry.name.partition(".")
-        if entry.is_file() and f".{suffix}" in MODULE_SUFFIXES:
+        if entry.is_file() and MODULE_SUFFIX.fullmatch(f".{suffix}"):
             yield prefix + name
         elif entry.is_dir() and entry.name.isidentifier() and entry.name != "__pycache__":
-            is_package = any((entry / f"__init__{suffix}").is_file() for suffix in MODULE_SUFFIXES)
-            if is_package:
+            if any(MODULE_SUFFIX.fullmatch(file.name.removeprefix("__init__")) for file in entry.glob("__init__.*")):
                 yield prefix + name
             else:
                 yield from provided(entry, f"{prefix}{name}.")
 
 
-def content_hash(directory: Path) -> str:
-    """A hash of every file's path and bytes below a directory, compiled bytecode aside."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in directory.rglob("*") if path.is_file() and path.suffix != ".pyc"):
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(directory).as_posix()}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
+def _is_compiled(name: str) -> bool:
+    suffix = "." + name.partition(".")[2]
+    return suffix != ".py" and MODULE_SUFFIX.fullmatch(suffix) is not None
 
 
 def _read(place: Path) -> Export | None:
@@ -151,6 +141,8 @@ def unpack_wheel(wheel: Path, into: Path, targets: Sequence[str], label: str) ->
 def keep_packages(files: Files, into: Path, targets: Sequence[str], holder: str) -> list[str]:
     """Write the target packages, and the distribution's metadata where they are all that it has.
 
+    Compiled modules at the top (`_thing.so` beside `thing`) go with them: left out, an installed one would run in their place.
+
     Args:
         files: everything there is.
         into: the directory of packages.
@@ -169,6 +161,7 @@ def keep_packages(files: Files, into: Path, targets: Sequence[str], holder: str)
             names = ", ".join(sorted({path.parts[0] for path in code})) or "nothing"
             raise NothingMeasured(f"{holder} has no package {target}; it holds {names}")
     widened = [_whole_package(target, code) for target in targets]
+    widened += [_dotted(path) for path in code if targets and len(path.parts) == 1 and _is_compiled(path.name)]
     kept = {path: read for path, read in code.items() if belongs(path, widened)}
     if not kept:
         raise NothingMeasured(f"{holder} holds no package to measure")
@@ -204,10 +197,15 @@ def _installed_path(member: str) -> PurePosixPath | None:
 
 def belongs(path: PurePosixPath, targets: Iterable[str]) -> bool:
     """Whether a file is part of a target package; with no targets, whether it is part of anything but our own rooms."""
-    dotted = ".".join((*path.parts[:-1], path.name.partition(".")[0]))
+    dotted = _dotted(path)
 
     def inside(package: str) -> bool:
         return dotted == package or dotted.startswith(f"{package}.")
 
     named = list(targets)
     return any(map(inside, named)) if named else not any(map(inside, OWN_ROOMS))
+
+
+def _dotted(path: PurePosixPath) -> str:
+    """The name of the module that a file would be."""
+    return ".".join((*path.parts[:-1], path.name.partition(".")[0]))

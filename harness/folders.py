@@ -13,21 +13,24 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from frostline.harness import build
-from frostline.harness.checkout import copy_changes, file_state, find_project, try_git, worktree_source
+from frostline.harness.checkout import copy_changes, find_project, try_git, worktree_source
+from frostline.harness.contents import file_state
 from frostline.harness.exports import OWN_ROOMS, cached, keep_packages, provided
+from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.side import Source
 from frostline.results.record import UsageError, content_id
 
 PROJECT_FILES = ("pyproject.toml", "setup.py")
 
 
-def path_source(directory: Path, targets: Sequence[str], argument: str) -> Source:
+def path_source(directory: Path, targets: Sequence[str], argument: str, python: Interpreter = OWN) -> Source:
     """The project or the packages in a directory, as they are now.
 
     Args:
         directory: holds a pyproject.toml or setup.py; or else importable packages.
         targets: dotted names of the packages in question; empty for all that it provides.
         argument: what the user would call it, for messages.
+        python: builds a project, and will run it.
 
     Raises:
         UsageError: no such directory, or nothing in it that could be imported.
@@ -39,7 +42,7 @@ def path_source(directory: Path, targets: Sequence[str], argument: str) -> Sourc
     if not _is_project(place):
         return _packages(place, Source(label, "path", "", None, tuple(targets), detail))
     if _kept_by_git(place):
-        made = worktree_source(place, targets, label)
+        made = worktree_source(place, targets, label, python)
         return replace(made, kind="path", detail={**made.detail, **detail})
     files = {path.relative_to(place).as_posix(): file_state(path) for path in _project_files(place)}
     identity = content_id(["path", sorted(files.items())])
@@ -49,7 +52,8 @@ def path_source(directory: Path, targets: Sequence[str], argument: str) -> Sourc
         return tree
 
     pyproject = place / "pyproject.toml"
-    export = build.export([identity], pyproject.read_text("utf-8") if pyproject.is_file() else "", label, targets, fill)
+    text = pyproject.read_text("utf-8") if pyproject.is_file() else ""
+    export = build.export([identity], text, label, targets, fill, python)
     return Source(label, "path", identity, export.path, export.targets, detail)
 
 

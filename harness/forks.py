@@ -9,12 +9,12 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.isolation import (
     GRACE_S,
     Ends,
@@ -41,7 +41,16 @@ class Stale(Exception):
 class Zygote:
     """One zygote. It comes up while the session goes on."""
 
-    def __init__(self, *, suite: str, path: Path | None, targets: Sequence[str], hash_seed: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        suite: str,
+        path: Path | None,
+        targets: Sequence[str],
+        hash_seed: int,
+        timeout_s: float,
+        python: Interpreter = OWN,
+    ) -> None:
         """Start it.
 
         Args:
@@ -50,17 +59,18 @@ class Zygote:
             targets: the packages whose files must stay as they were when they were imported.
             hash_seed: of Python's hashing, the same in all of its copies.
             timeout_s: the longest that it may take to import the suite.
+            python: the interpreter that it runs in.
         """
         self._timeout_s, self._ready, self._pending = timeout_s, False, b""
         self._control, theirs = socket.socketpair()
         own_output, output = os.pipe()
         self._process = Spawned(
-            [sys.executable, "-P", "-m", "frostline.harness.zygote", str(theirs.fileno())],
+            [python.executable, "-P", "-m", "frostline.harness.zygote", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment(path, hash_seed, 1) | {NVML_CHECK: "1"},
+            env=environment(path, hash_seed, 1, python) | {NVML_CHECK: "1"},
             start_new_session=True,
         )
         theirs.close()

@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from frostline.harness.interpreters import OWN, Interpreter
 from frostline.results.record import Module, Status, UsageError
 
 STDERR_KEPT = 16_384  # characters of the end of a process' output that are stored
@@ -49,6 +49,7 @@ class Start:
     device: str
     seed: int
     threads: int
+    python: Interpreter = OWN
 
     def message(self) -> dict[str, Any]:
         """The first line that a worker reads."""
@@ -104,22 +105,23 @@ class Spawned(subprocess.Popen[bytes]):
 def spawn(start: Start, ends: Ends) -> Handle:
     """Start a worker in a new interpreter."""
     return Spawned(
-        [sys.executable, "-P", "-m", "frostline.harness.worker", str(ends.command), str(ends.reply)],
+        [start.python.executable, "-P", "-m", "frostline.harness.worker", str(ends.command), str(ends.reply)],
         pass_fds=(ends.command, ends.reply),
         stdin=subprocess.DEVNULL,
         stdout=ends.output,
         stderr=subprocess.STDOUT,
-        env=environment(start.path, start.seed, start.threads),
+        env=environment(start.path, start.seed, start.threads, start.python),
         start_new_session=True,
     )
 
 
-def environment(path: Path | None, hash_seed: int, threads: int) -> dict[str, str]:
-    """The variables of an interpreter that measures: the user's, with what all sides must have alike."""
-    variables = os.environ | {"PYTHONHASHSEED": str(hash_seed), **thread_variables(threads), **QUIET_WAITING}
-    if path is not None:  # for what the step itself starts: a child must load its side's code as well
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
-    return variables
+def environment(path: Path | None, hash_seed: int, threads: int, python: Interpreter = OWN) -> dict[str, str]:
+    """The variables of an interpreter that measures: the user's, with what all sides must have alike.
+
+    The side's directory is among them for what the step itself starts: a child must load its side's code as well.
+    """
+    alike = {"PYTHONHASHSEED": str(hash_seed), **thread_variables(threads), **QUIET_WAITING}
+    return os.environ | alike | python.path_variable(path)
 
 
 def thread_variables(threads: int) -> dict[str, str]:
@@ -175,6 +177,7 @@ class Process:
         seed: int,
         threads: int,
         timeout_s: float,
+        python: Interpreter = OWN,
         launch: Launch = spawn,
         spawned_because: str = "",
         said_before: str = "",
@@ -187,6 +190,7 @@ class Process:
             seed: seeds torch and Python's hashing, the same on all sides of a round.
             threads: for torch and the BLAS underneath.
             timeout_s: the longest that one request may take.
+            python: the interpreter that it runs in.
             launch: how it is started. What it raises is raised.
             spawned_because: why it is not forked although that was asked for; kept for the record.
             said_before: what was printed while its suite was imported, where that was in another process.
@@ -194,7 +198,8 @@ class Process:
         self.timeout_s, self.spawned_because = timeout_s, spawned_because
         self._started, self._ended = time.monotonic(), 0.0
         self._pending = b""
-        start = Start(path, targets, device, seed, threads)
+        self._modules: list[Module] = []
+        start = Start(path, targets, device, seed, threads, python)
         (command, self._command), (self._reply, reply), (own_output, output) = os.pipe(), os.pipe(), os.pipe()
         try:
             self._handle = launch(start, Ends(command, reply, output))
@@ -232,7 +237,9 @@ class Process:
             UsageError: the request found a mistake of the user's.
         """
         reply: dict[str, Any] = json.loads(self._line())
-        reply["modules"] = [Module(**module) for module in reply.get("modules", ())]
+        if "modules" in reply:  # others than before
+            self._modules = [Module(**module) for module in reply["modules"]]
+        reply["modules"] = self._modules
         if "usage" in reply:
             raise UsageError(reply["usage"])
         if "status" in reply:

@@ -19,6 +19,20 @@ from frostline.harness.zygote import TASKS
 RENEWED_AFTER = 3  # rounds: the copies of one zygote share its memory layout and hash seed, which a verdict must not rest on
 
 
+def process_of(side: Side, plan: Plan, round_index: int, **how: Any) -> Process:
+    """A fresh process of `side` for one round: all sides of it get the same seed and thread count. `how`: as of `Process`."""
+    return Process(
+        path=side.source.path,
+        targets=side.source.targets,
+        device=plan.device,
+        seed=plan.seed + round_index + 1,
+        threads=plan.threads,
+        timeout_s=plan.timeout_s,
+        python=plan.python,
+        **how,
+    )
+
+
 class Launcher:
     """Starts the processes of one plan. A context manager, so that no zygote outlives its session.
 
@@ -76,6 +90,7 @@ class Launcher:
             targets=side.source.targets,
             hash_seed=self.plan.seed + rounds * RENEWED_AFTER + 1,
             timeout_s=self.plan.timeout_s,
+            python=self.plan.python,
         )
         self._zygotes[side.position] = rounds, zygote
 
@@ -92,15 +107,7 @@ class Launcher:
         return processes
 
     def _process(self, side: Side, round_index: int, **how: Any) -> Process:
-        return Process(
-            path=side.source.path,
-            targets=side.source.targets,
-            device=self.plan.device,
-            seed=self.plan.seed + round_index + 1,
-            threads=self.plan.threads,
-            timeout_s=self.plan.timeout_s,
-            **how,
-        )
+        return process_of(side, self.plan, round_index, **how)
 
     def _fall_back(self, reason: str) -> None:
         self._refusal = reason  # copies that were made before go on, so the zygotes stay

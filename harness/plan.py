@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.side import Side
 from frostline.results.evidence import varying_axes
 from frostline.results.looks import Looks
@@ -36,6 +37,7 @@ class Plan:
         selection: what the user asked for, for the record.
         fewer_rounds: by case id and implementation, of a side that does not take part in all rounds of a look; 0: not at all.
         isolation: how processes are started: `spawn` or `fork`.
+        python: the interpreter that measures.
         bars: what the suite asks of the figures, where the implementation varies.
     """
 
@@ -55,6 +57,7 @@ class Plan:
     fewer_rounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     bars: Sequence[Bar] = ()
     isolation: str = "spawn"
+    python: Interpreter = OWN
 
     @property
     def looks(self) -> Looks:
@@ -89,10 +92,11 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """As the session's row keeps it."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("cases", "sides", "bars")}
+        apart = ("cases", "sides", "bars", "python")
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in apart}
         cases = [{"suite": case.suite, "suite_version": case.suite_version, "params": dict(case.params)} for case in self.cases]
         sides, bars = [side.to_json() for side in self.sides], [vars(bar) for bar in self.bars]
-        return plain | {"cases": cases, "sides": sides, "bars": bars}
+        return plain | {"cases": cases, "sides": sides, "bars": bars, "python": self.python.to_json()}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Plan:
@@ -103,6 +107,7 @@ class Plan:
         fields["cases"] = [Case(**case) for case in stored["cases"]]
         fields["sides"] = [Side.from_json(side) for side in stored["sides"]]
         fields["bars"] = tuple(Bar(**bar) for bar in stored.get("bars", ()))
+        fields["python"] = Interpreter.from_json(stored.get("python", {}))
         return cls(**fields)
 
 

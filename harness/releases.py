@@ -21,7 +21,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from frostline.harness.exports import Export, belongs, cached, find_export, interpreter_tags, unpack_wheel
+from frostline.harness.exports import Export, belongs, cached, find_export, unpack_wheel
+from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.pip import last_lines, run_pip
 from frostline.harness.side import Source
 from frostline.results.record import NothingMeasured, UsageError, content_id
@@ -45,13 +46,14 @@ def parse_requirement(text: str, argument: str, wanted: str = "NAME==VERSION") -
     return requirement
 
 
-def release_source(requirement: Requirement, targets: Sequence[str], argument: str) -> Source:
+def release_source(requirement: Requirement, targets: Sequence[str], argument: str, python: Interpreter = OWN) -> Source:
     """A release, downloaded once without what it depends on.
 
     Args:
         requirement: `NAME==VERSION`; without a version, or with a range, the newest that pip would take.
         targets: dotted names of the packages in question; empty for all that the distribution provides.
         argument: what the user would call it, for messages.
+        python: what it must run in.
 
     Raises:
         UsageError: the index has no such distribution or version.
@@ -59,19 +61,19 @@ def release_source(requirement: Requirement, targets: Sequence[str], argument: s
     """
     label = f"pypi:{requirement}"
     name, version = str(canonicalize_name(requirement.name)), _pinned(requirement)
-    found = find_export(_key(name, version, targets)) if version else None
+    found = find_export(_key(name, version, targets, python)) if version else None
     if found is None:
-        version, found = _download(requirement, targets, label, argument)
+        version, found = _download(requirement, targets, label, argument, python)
     identity = content_id(["pypi", name, version, found.content])
     detail = {"distribution": name, "version": version, "requirement": str(requirement), "asked_targets": list(targets)}
     return Source(label, "pypi", identity, found.path, found.targets, detail)
 
 
-def with_requirements(source: Source, requirements: Sequence[Requirement], argument: str) -> Source:
+def with_requirements(source: Source, requirements: Sequence[Requirement], argument: str, python: Interpreter = OWN) -> Source:
     """The source with more distributions in its directory: what pip would install for the requirements, and no more.
 
-    What the environment has already in a version that serves is not installed again. The source's own packages stay its own,
-    whatever depends on them.
+    What the interpreter's environment has already in a version that serves is not installed again. The source's own packages
+    stay its own, whatever depends on them.
 
     Raises:
         UsageError: the index has not what was asked for, or it would replace a target or frostline.
@@ -88,14 +90,20 @@ def with_requirements(source: Source, requirements: Sequence[Requirement], argum
         return source
     wanted = [str(requirement) for requirement in requirements]
     label = f"{source.label} with {', '.join(wanted)}" if wanted else source.label
-    items = [item for item in _resolved(asked, argument) if item.name != own]
+    items = [item for item in _resolved(asked, argument, python) if item.name != own]
     if any(item.name == OWN_NAME for item in items):
         raise UsageError(f"{argument}: {', '.join(wanted)} brings another {OWN_NAME}, which would measure in this one's place")
     requested = [item.name for item in items if item.requested]
-    return install_beside(replace(source, label=label), [item.pin for item in items], requested, argument)
+    return install_beside(replace(source, label=label), [item.pin for item in items], requested, argument, python)
 
 
-def install_beside(source: Source, pins: Sequence[str], requested: Collection[str] = (), argument: str = "--with") -> Source:
+def install_beside(
+    source: Source,
+    pins: Sequence[str],
+    requested: Collection[str] = (),
+    argument: str = "--with",
+    python: Interpreter = OWN,
+) -> Source:
     """The source with these distributions (`name==version`) in its directory, from the cache or installed there now.
 
     Of `requested` none may bring a target; others that do are left out. Raises as `with_requirements` does.
@@ -106,7 +114,7 @@ def install_beside(source: Source, pins: Sequence[str], requested: Collection[st
 
     def write(work: Path, into: Path) -> list[str]:
         extras = work / "extras"
-        done = run_pip(["install", "--no-deps", "--no-compile", "--target", str(extras), *pins], source.label)
+        done = run_pip(["install", "--no-deps", "--no-compile", "--target", str(extras), *pins], source.label, python=python)
         if done.returncode:
             raise NothingMeasured(f"{source.label}: pip failed; its last lines:\n{last_lines(done.stdout)}")
         _leave_out_targets(extras, source.targets, requested, argument)
@@ -115,7 +123,7 @@ def install_beside(source: Source, pins: Sequence[str], requested: Collection[st
         shutil.copytree(packages, into, dirs_exist_ok=True)
         return list(source.targets)
 
-    key = ["with", source.identity, list(source.targets), list(pins), interpreter_tags()]
+    key = ["with", source.identity, list(source.targets), list(pins), python.tags]
     made = cached(key, source.label, write)
     detail = {**source.detail, "installed_with": list(pins)}
     return replace(source, identity=content_id([source.identity, list(pins)]), path=made.path, detail=detail)
@@ -143,14 +151,16 @@ def _pinned(requirement: Requirement) -> str | None:
     return str(Version(only.version))
 
 
-def _key(name: str, version: str, targets: Sequence[str]) -> Any:
-    return ["pypi", name, version, list(targets), interpreter_tags()]
+def _key(name: str, version: str, targets: Sequence[str], python: Interpreter) -> Any:
+    return ["pypi", name, version, list(targets), python.tags]
 
 
-def _download(requirement: Requirement, targets: Sequence[str], label: str, argument: str) -> tuple[str, Export]:
+def _download(
+    requirement: Requirement, targets: Sequence[str], label: str, argument: str, python: Interpreter
+) -> tuple[str, Export]:
     """The version that pip takes, and its packages in the cache."""
     with tempfile.TemporaryDirectory(prefix="frostline-") as scratch:
-        done = run_pip(["wheel", "--no-deps", "--wheel-dir", scratch, _without_extras(requirement)], label)
+        done = run_pip(["wheel", "--no-deps", "--wheel-dir", scratch, _without_extras(requirement)], label, python=python)
         wheels = list(Path(scratch).glob("*.whl"))
         if done.returncode or len(wheels) != 1:
             raise _refusal(done.stdout, argument, label)
@@ -159,19 +169,19 @@ def _download(requirement: Requirement, targets: Sequence[str], label: str, argu
         def write(_: Path, packages: Path) -> list[str]:
             return unpack_wheel(wheels[0], packages, targets, label)
 
-        return str(version), cached(_key(name, str(version), targets), label, write)
+        return str(version), cached(_key(name, str(version), targets, python), label, write)
 
 
 def _without_extras(requirement: Requirement) -> str:
     return f"{requirement.name}{requirement.specifier}"
 
 
-def _resolved(requirements: Sequence[Requirement], argument: str) -> list[_Item]:
+def _resolved(requirements: Sequence[Requirement], argument: str, python: Interpreter) -> list[_Item]:
     """What pip would install beside what there is, its dependencies included."""
     with tempfile.TemporaryDirectory(prefix="frostline-") as scratch:
         report = Path(scratch, "report.json")
         asked = [str(requirement) for requirement in requirements]
-        done = run_pip(["install", "--dry-run", "--report", str(report), *asked], argument)
+        done = run_pip(["install", "--dry-run", "--report", str(report), *asked], argument, python=python)
         if done.returncode or not report.is_file():
             raise _refusal(done.stdout, argument, ", ".join(asked))
         found = json.loads(report.read_text(encoding="utf-8"))["install"]

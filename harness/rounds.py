@@ -199,6 +199,7 @@ def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, 
         telemetry=run.reply.get("telemetry", {}),
         isolation=run.process.isolation,
         environment=environment | run.reply.get("environment", {}),
+        cost=run.reply.get("cost", {}),
         **fields,
     )
 

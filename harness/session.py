@@ -8,7 +8,6 @@ before the next begins, so an interrupted session keeps what it measured and `--
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,8 +18,9 @@ from frostline.harness.device import hold_device, hold_session, this_machine
 from frostline.harness.isolation import Process
 from frostline.harness.launch import Launcher
 from frostline.harness.plan import Plan
+from frostline.harness.predictors import Predictors
 from frostline.harness.progress import Progress
-from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside, tell_all
+from frostline.harness.rounds import Run, measure_round, ratios, record, run_alone, run_beside
 from frostline.harness.side import Side
 from frostline.results.evidence import Evidence
 from frostline.results.flags import OUT_OF_TIME
@@ -81,27 +81,30 @@ def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> l
     return _conclude(plan, store, session, budget.cut)
 
 
-def predict(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
-    """The cost model's figures of every case on every side. One process a side serves all cases: nothing is run in it."""
+def predict(plan: Plan, store: Store, session: Session, progress: Progress, early: Sequence[Process] = ()) -> list[Verdict]:
+    """The cost model's figures of every case on every side. A few processes a source serve all cases: nothing is run in them.
+
+    `early` are processes from `planned_early`.
+    """
     keeper = _Keeper(plan, store, session)
-    processes: dict[int, Process] = {}
-    with progress, Launcher(plan, progress.note) as launcher, ExitStack() as stack:
+    with Predictors(plan, early) as predictors, progress:
         progress.begin(len(plan.cases), "predicting")
-        for case in plan.cases:
-            sides = plan.sides_of(case)
-            for side in sides:
-                if side.position not in processes:
-                    (process,) = launcher.start([side], 0)
-                    processes[side.position] = stack.enter_context(process)
-            runs = [Run(side, processes[side.position]) for side in sides]
-            tell_all(runs, plan, case, "predict")
-            for run in runs:
-                run.prove()
-                if not run.live and run.status is not Status.SKIPPED:  # its next case gets a fresh process
-                    processes.pop(run.side.position).close()
+        for case, runs in predictors.predict_all():
             keeper.keep(case, -1, runs, role=Role.PREDICT)
             progress.step(plan.name_of(case))
     return _conclude(plan, store, session)
+
+
+def measure_figures(plan: Plan, store: Store, session: Session, progress: Progress) -> None:
+    """Peaks and counts of every case on every side, without times: each in a process of its own, one after the other."""
+    keeper = _Keeper(plan, store, session)
+    with hold_session(session.id), hold_device(plan.device), progress, Launcher(plan, progress.note) as launcher:
+        work = [(case, side) for case in plan.cases for side in plan.sides_of(case)]
+        progress.begin(len(work), "measuring peaks")
+        for case, side in work:
+            run = run_alone(launcher, case, side, "figures")
+            keeper.keep(case, 0, [run], role=Role.MEASURE)
+            progress.step(f"{side.implementation}, {plan.name_of(case)}")
 
 
 @dataclass

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 
 from frostline.harness.checkout import find_project, git_source, resolve, worktree_source
 from frostline.harness.folders import check_directory, path_source
+from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.releases import install_beside, parse_requirement, release_source, with_requirements
 from frostline.harness.side import Source
 from frostline.results.record import UsageError
@@ -53,31 +54,32 @@ def check(asked: Asked, repo: Path | str) -> None:
     _extras(asked)
 
 
-def make(asked: Asked, repo: Path | str, targets: Sequence[str]) -> Source:
+def make(asked: Asked, repo: Path | str, targets: Sequence[str], python: Interpreter = OWN) -> Source:
     """The source, built or downloaded where the cache has it not, with its extra requirements.
 
     Args:
         asked: as typed.
         repo: a directory in the checkout that knows the revision.
         targets: dotted names of the packages in question; empty for what the source provides.
+        python: builds it, and will run it.
 
     Raises:
         UsageError: what was named is not there.
         NothingMeasured: it cannot be built or downloaded, or lacks a target package.
     """
     if asked.text is None:
-        source = worktree_source(repo, targets)
+        source = worktree_source(repo, targets, python=python)
     elif directory := _directory(asked):
-        source = path_source(directory, targets, asked.argument)
+        source = path_source(directory, targets, asked.argument, python)
     elif asked.of_git:
-        source = git_source(asked.text, repo, targets, asked.argument)
+        source = git_source(asked.text, repo, targets, asked.argument, python)
     else:
-        source = release_source(_release(asked), targets, asked.argument)
-    return with_requirements(source, _extras(asked), "--with")
+        source = release_source(_release(asked), targets, asked.argument, python)
+    return with_requirements(source, _extras(asked), "--with", python)
 
 
-def restore(source: Source) -> Source:
-    """The source with its export in place: as it is, or made again where the cache was cleared.
+def restore(source: Source, python: Interpreter = OWN) -> Source:
+    """The source with its export in place: as it is, or made again for the interpreter where the cache was cleared.
 
     Raises:
         UsageError: it is no longer what was measured.
@@ -88,14 +90,17 @@ def restore(source: Source) -> Source:
     targets, label = detail["asked_targets"], source.label
     if source.kind == "pypi":
         pinned = parse_requirement(f"{detail['distribution']}=={detail['version']}", label)
-        again = release_source(pinned, targets, label)
+        again = release_source(pinned, targets, label, python)
     elif source.kind == "path":
-        again = path_source(Path(detail["directory"]), targets, label)
+        again = path_source(Path(detail["directory"]), targets, label, python)
     else:
         repo = Path(detail["repository"], detail["subdirectory"])
-        again = git_source(detail["commit"], repo, targets) if source.kind == "git" else worktree_source(repo, targets)
+        if source.kind == "git":
+            again = git_source(detail["commit"], repo, targets, python=python)
+        else:
+            again = worktree_source(repo, targets, python=python)
     # What pip chose then, and not what it would choose now.
-    again = install_beside(again, detail.get("installed_with", ()))
+    again = install_beside(again, detail.get("installed_with", ()), python=python)
     if again.identity != source.identity:
         raise UsageError(f"{label}: it is no longer what was measured, and its export has left the cache; start a new session")
     return replace(source, path=again.path)

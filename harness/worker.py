@@ -8,11 +8,14 @@ Requests (`do`) and their replies:
     describe   the suite's declaration and the selected cases
     build      build the case, warm it up; replies the step's time
     block      time a number of steps; replies the readings
+    figures    build, and peaks and counts alone
     finish     peaks, counts and provenance, after the timed steps
     verify     build, compare the outputs with the reference
+    prepare    load the suite for predictions to come
     predict    the same step under fake tensors; nothing runs
     plan       what the measured code would do with a problem, by the suite's hook
-A failing request gets a status and a reason instead; the traceback goes to stderr.
+A failing request gets a status and a reason instead; the traceback goes to stderr. A reply has the modules imported of the
+target packages where they are others than at the last.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, NoReturn, TypeAlias
 
 from frostline.harness import selection
@@ -35,8 +38,9 @@ from frostline.harness.declare import Skipped, Step, Suite
 from frostline.harness.meters.clock import Clock, clock_for, warm_up
 from frostline.harness.planning import PlanQuestion
 from frostline.harness.provenance import imported_modules
-from frostline.results.record import OPERATORS, STEP_TIME, Status, UsageError
+from frostline.results.record import OPERATORS, STEP_TIME, Module, Status, UsageError
 
+FIGURES_WARM_UP = 2  # steps that compile and fill caches before figures are read
 Reply = dict[str, Any]
 Loaded: TypeAlias = tuple[str, Suite]  # how a suite was named, and the suite
 
@@ -111,6 +115,15 @@ class Worker:
         told = {metric: value for metric, value in measurements.items() if metric not in self.step.omit}
         return {"measurements": told, "environment": self._environment()}
 
+    def figures(self, request: Reply) -> Reply:
+        """What is measured once, of a step that was not timed."""
+        self._build(request)
+        for _ in range(FIGURES_WARM_UP):
+            if self.step.reset is not None:
+                self.step.reset()
+            self.step.run()
+        return self.finish(request)
+
     def verify(self, request: Reply) -> Reply:
         """The outputs' errors against the reference; an empty list where the suite has none."""
         self._build(request)
@@ -121,22 +134,35 @@ class Worker:
         return {"verifications": [vars(error) for error in verify_step(self.step)], "environment": self._environment()}
 
     def predict(self, request: Reply) -> Reply:
-        """The cost model's figures. Fake tensors live on the CPU; `device` names whose branches are taken."""
+        """The cost model's figures. Fake tensors live on the CPU; `device` names whose branches are taken.
+
+        One process predicts for several sides of a source, and may have been started before its target packages were known.
+        """
         from frostline.harness.cost import predict
 
         suite = self._load(request)
-        enter = suite.target_device
-        context = enter(self.device) if enter else nullcontext()
+        self.device, self.targets = request.get("device", self.device), request.get("targets", self.targets)
+        gc.freeze()  # what was imported stays: looking through it before every step would take as long as the step
+        context = _target(suite, self.device, request.get("capability"))
         build = _builder(suite, request, "cpu")
         try:
-            figures = predict(build, context=context, device=self.device)
+            cost = predict(build, context=context, device=self.device, traffic=suite.traffic() if suite.traffic else None)
         except UsageError as error:  # a step that asks its data is a result of this case, no mistake of the command's
             raise ValueError(str(error)) from error
-        if not figures[OPERATORS.name]:
+        if not cost.figures.get(OPERATORS.name, 1):
             raise ValueError(
                 "the step ran no torch operator, so there is nothing to predict: measure it (frostline run, compare)"
             )
-        return {"measurements": figures, "environment": self._environment()}
+        return {"measurements": dict(cost.figures), "cost": cost.to_json(), "environment": self._environment()}
+
+    def prepare(self, request: Reply) -> Reply:
+        """Load the suite, and what predicting needs once in a process."""
+        self._load(request)
+        if "torch" in sys.modules:
+            from frostline.harness.cost import load_shapes
+
+            load_shapes()
+        return {}
 
     def plan(self, request: Reply) -> Reply:
         """The suite's own answer to a question about its plan."""
@@ -182,6 +208,7 @@ class Worker:
     def _environment(self) -> Reply:
         found: Reply = {
             "python": platform.python_version(),
+            "executable": sys.executable,
             "pid": os.getpid(),
             "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "seed": self.seed,
@@ -193,10 +220,21 @@ class Worker:
             found |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
             if self.device.startswith("cuda") and torch.cuda.is_available():
                 found |= {"cuda": torch.version.cuda, "gpu": torch.cuda.get_device_name(0)}
+                found["capability"] = list(torch.cuda.get_device_capability(0))
         if "triton" in sys.modules:
             found["triton"] = sys.modules["triton"].__version__
         step = getattr(self, "step", None)
         return found | ({"detail": dict(step.detail)} if step is not None and step.detail else {})
+
+
+def _target(suite: Suite, device: str, capability: list[int] | None) -> AbstractContextManager[Any]:
+    """The context in which the measured code takes the branches of a device, of a generation where the hook has those."""
+    enter = suite.target_device
+    if enter is None:
+        return nullcontext()
+    if capability is not None and "capability" in inspect.signature(enter).parameters:
+        return enter(device, capability=tuple(capability))
+    return enter(device)
 
 
 def _builder(suite: Suite, request: Reply, device: str) -> Callable[[], Step]:
@@ -233,13 +271,16 @@ def serve(read_fd: int, write_fd: int, inherited: Loaded | None = None) -> None:
     """Answer requests until the session closes its end. `inherited`: the suite that this process was forked with."""
     with os.fdopen(read_fd) as requests, os.fdopen(write_fd, "w") as replies:
         worker = Worker(json.loads(requests.readline()), inherited)
+        told: list[Module] = []
         for line in requests:
             request = json.loads(line)
             try:
                 reply = getattr(worker, request["do"])(request)
             except Exception as error:  # every failure of the measured code is a row of the store
                 reply = _failure(error)
-            reply["modules"] = [vars(module) for module in imported_modules(worker.targets)]
+            found = imported_modules(worker.targets)
+            if found != told:  # they may be a thousand, and seldom change between two blocks
+                reply["modules"], told = [vars(module) for module in found], found
             with suppress(Exception):  # a suite may have closed or replaced them
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -19,7 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from frostline.kernels.traffic import size_of
+
+HOPPER = (9, 0)
 _target: ContextVar[str | None] = ContextVar("frostline_target_device", default=None)
+_generation: ContextVar[tuple[int, int]] = ContextVar("frostline_target_generation", default=HOPPER)
 
 # A widened slab of an operand on the CPU holds at most this many elements (16 MiB in fp32).
 _SLAB_ELEMENTS = 1 << 22
@@ -30,18 +34,29 @@ _UNSPLIT_ELEMENTS = 1 << 24
 
 
 @contextmanager
-def target_device(kind: str) -> Iterator[None]:
-    """Take the branches of device `kind` ("cuda" or "cpu") wherever the tensors are."""
-    token = _target.set(kind)
+def target_device(kind: str, capability: tuple[int, int] = HOPPER) -> Iterator[None]:
+    """Take the branches of device `kind` ("cuda" or "cpu") wherever the tensors are; on CUDA those of a GPU generation."""
+    tokens = _target.set(kind), _generation.set(capability)
     try:
         yield
     finally:
-        _target.reset(token)
+        _target.reset(tokens[0])
+        _generation.reset(tokens[1])
+
+
+def target_capability() -> tuple[int, int]:
+    """The generation that is assumed of a GPU where there is none to ask: that of `target_device`, else Hopper's."""
+    return _generation.get()
 
 
 def device_kind(tensor: Tensor) -> str:
     """The kind of device whose branches apply to `tensor`: "cuda", "cpu", ..."""
-    return _target.get() or tensor.device.type
+    return kind_of(tensor.device)
+
+
+def kind_of(device: torch.device) -> str:
+    """The kind of device whose branches apply to tensors on `device`."""
+    return _target.get() or device.type
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -149,3 +164,12 @@ def _mm_wide_flops(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> in
 FLOP_FORMULAS: dict[Any, Callable[..., int]] = {torch.ops.frostline.mm_wide: _mm_wide_flops}
 for _op, _formula in FLOP_FORMULAS.items():
     register_flop_formula(_op)(_formula)
+
+
+def _mm_wide_bytes(a: Tensor, b: Tensor, out: Tensor, accumulate: bool) -> int:
+    """Both operands are read; the result is written, and read before where it is added to."""
+    return size_of(a, b, out) + (size_of(out) if accumulate else 0)
+
+
+# Bytes that the op reads and writes on CUDA, from its arguments (`frostline.kernels.traffic`).
+TRAFFIC: dict[Any, Callable[..., int]] = {torch.ops.frostline.mm_wide: _mm_wide_bytes}

@@ -11,6 +11,7 @@ from frostline.results.looks import FIRST_LOOK
 from frostline.results.record import Case, ProcessRecord, Reason, Role, Status, Verdict
 from frostline.results.units import format_percent
 
+WORTH_NAMING = ("torch", "triton", "numpy")  # of what is installed in an environment of the user's own
 MOST_PLACES = 3  # that one reason names
 
 
@@ -30,6 +31,7 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
         ),
         f"baseline {names[evidence.baseline.position]}; session {session.id}",
         *_sources(evidence),
+        *_environment(evidence),
         *_out_of_time(evidence, verdicts),
         *_flags(verdicts),
         *([evidence.noise_mark] if cases and evidence.noise_mark else []),
@@ -158,6 +160,15 @@ def _sources(evidence: Evidence) -> Iterator[str]:
             told.append(f"with {', '.join(more)}")
         if told:
             yield f"{names[side.position]}: {', '.join(told)}"
+
+
+def _environment(evidence: Evidence) -> Iterator[str]:
+    """The interpreter that measured, where it was not the command's own."""
+    python = evidence.session.plan.get("python")
+    if python:
+        versions = [f"{name} {python['packages'][name]}" for name in WORTH_NAMING if name in python["packages"]]
+        with_these = f" with {', '.join(versions)}" if versions else ""
+        yield f"measured by {python['implementation']} {python['version']}{with_these} ({python['executable']})"
 
 
 def _out_of_time(evidence: Evidence, verdicts: Sequence[Verdict]) -> Iterator[str]:

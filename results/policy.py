@@ -82,7 +82,8 @@ class Policy:
     3) or is only said. `base`: what is compared with, a revision or `merge-base`. `predicted`: whether the cost model's
     figures are gated: `auto` means on machines without a GPU. `false_discovery`: the share of false ones that is allowed
     among the times that block (Benjamini and Hochberg). `isolation`: how processes are started, `spawn` or `fork`.
-    `budget_s`: seconds that measuring may take, all suites together; None sets no limit.
+    `budget_s`: seconds that measuring may take, all suites together; None sets no limit. `python`: the environment that
+    measures, a path from the root of the repository; empty for the command's own.
     """
 
     suites: Sequence[SuitePolicy] = ()
@@ -94,6 +95,7 @@ class Policy:
     false_discovery: float = 0.01
     isolation: str = "spawn"
     budget_s: float | None = None
+    python: str = ""
 
     def limited(self, limits: Limits) -> Policy:
         """The policy with the limits of one call in place of its own, where there are any. Rounds hold for every suite."""
@@ -141,7 +143,7 @@ def load_policy(pyproject: Path) -> Policy:
 
 def parse_policy(table: Table) -> Policy:
     """The policy that a TOML table says. Raises UsageError for a key that is unknown or of a wrong type."""
-    table = _keys(table, TABLE, ("suites", "metrics", "blocks", "base", "false_discovery", "budget", *OPTIONS))
+    table = _keys(table, TABLE, ("suites", "metrics", "blocks", "base", "false_discovery", "budget", "python", *OPTIONS))
     given: dict[str, Any] = {}
     for key, allowed in OPTIONS.items():
         if key in table:
@@ -152,6 +154,8 @@ def parse_policy(table: Table) -> Policy:
         given["base"] = _typed(table["base"], f"{TABLE}.base", str, "a revision, or merge-base")
     if "false_discovery" in table:
         given["false_discovery"] = _fraction(table["false_discovery"], f"{TABLE}.false_discovery")
+    if "python" in table:
+        given["python"] = _typed(table["python"], f"{TABLE}.python", str, "the path of an interpreter or environment")
     if "budget" in table:
         wanted = "a time such as 10m, in quotes"
         budget = _typed(table["budget"], f"{TABLE}.budget", str, wanted)

@@ -14,7 +14,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy import optimize, stats
+import scipy  # its parts are loaded when they are used
 
 from frostline.results.looks import DIFFERENCE_ERROR, EQUIVALENCE_ERROR
 from frostline.results.statistics import Array
@@ -32,9 +32,9 @@ def same_chance(noise: float, rounds: int, delta: float) -> float:
         delta: the smallest change worth a word, as a fraction.
     """
     error = noise / math.sqrt(rounds)
-    quantile = float(stats.t.ppf(1 - EQUIVALENCE_ERROR, rounds - 1))
+    quantile = float(scipy.stats.t.ppf(1 - EQUIVALENCE_ERROR, rounds - 1))
     room = math.log1p(delta) - quantile * error * _spreads(rounds)  # how far the mean may lie from 0
-    return float(np.mean(np.clip(1 - 2 * stats.norm.sf(room / error), 0, None)))
+    return float(np.mean(np.clip(1 - 2 * scipy.stats.norm.sf(room / error), 0, None)))
 
 
 def told_chance(change: float, noise: float, rounds: int, delta: float) -> float:
@@ -43,18 +43,18 @@ def told_chance(change: float, noise: float, rounds: int, delta: float) -> float
     Arguments as of `same_chance`.
     """
     error = noise / math.sqrt(rounds)
-    quantile = float(stats.t.ppf(1 - DIFFERENCE_ERROR / 2, rounds - 1))
+    quantile = float(scipy.stats.t.ppf(1 - DIFFERENCE_ERROR / 2, rounds - 1))
     needed = np.maximum(math.log1p(delta), quantile * error * _spreads(rounds))
-    return float(np.mean(stats.norm.sf((needed - math.log1p(change)) / error)))
+    return float(np.mean(scipy.stats.norm.sf((needed - math.log1p(change)) / error)))
 
 
 def smallest_told(noise: float, rounds: int, delta: float) -> float:
     """The smallest true change, as a fraction, told nine times in ten. Arguments as of `same_chance`; noise can be 0."""
     if noise == 0:
         return delta
-    quantile = float(stats.t.ppf(1 - DIFFERENCE_ERROR / 2, rounds - 1))
+    quantile = float(scipy.stats.t.ppf(1 - DIFFERENCE_ERROR / 2, rounds - 1))
     most = math.log1p(delta) + noise / math.sqrt(rounds) * (quantile * float(_spreads(rounds)[-1]) + 3)
-    found = optimize.brentq(lambda log: told_chance(math.expm1(log), noise, rounds, delta) - FOUND, 0.0, most)
+    found = scipy.optimize.brentq(lambda log: told_chance(math.expm1(log), noise, rounds, delta) - FOUND, 0.0, most)
     return math.expm1(float(found))
 
 
@@ -65,10 +65,10 @@ def most_noise(rounds: int, delta: float) -> float:
     4.9 % for 16 rounds and a delta of 3 %. Arguments as of `same_chance`.
     """
     bound = math.log1p(delta)
-    return float(optimize.brentq(lambda noise: same_chance(noise, rounds, delta) - 0.5, bound / 100, 100 * bound))
+    return float(scipy.optimize.brentq(lambda noise: same_chance(noise, rounds, delta) - 0.5, bound / 100, 100 * bound))
 
 
 def _spreads(rounds: int) -> Array:
     """Equally likely values of s / sigma, for normal rounds."""
     chances = (np.arange(POINTS) + 0.5) / POINTS
-    return np.sqrt(np.asarray(stats.chi2.ppf(chances, rounds - 1), dtype=np.float64) / (rounds - 1))
+    return np.sqrt(np.asarray(scipy.stats.chi2.ppf(chances, rounds - 1), dtype=np.float64) / (rounds - 1))

@@ -283,7 +283,8 @@ class ProcessRecord:
     """What one process (one case on one side in one round) gave.
 
     `round` counts from 0; verification and prediction have round -1. `counted` says that this attempt is the one that
-    stands for its round. `measurements` has one value a metric: the median of the samples, or the peak, or the count.
+    stands for its round. `measurements` has one value a metric: the median of the samples, or the peak, or the count. `cost` is
+    what a prediction's figures are made of, as `results/breakdown.py` reads it.
     """
 
     id: str
@@ -307,6 +308,7 @@ class ProcessRecord:
     modules: Sequence[Module] = ()
     telemetry: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    cost: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def code_id(self) -> str:

@@ -148,6 +148,7 @@ def process_row(record: ProcessRecord) -> Row:
         "stderr": record.stderr,
         "telemetry": _json(dict(record.telemetry)),
         "environment": _json(dict(record.environment)),
+        "cost": _json(dict(record.cost)),
         "code_id": record.code_id,
     }
 
@@ -181,6 +182,7 @@ def process(row: Row, measurement: Sequence[Row], verification: Sequence[Row], p
         modules=tuple(Module(one["name"], one["file"], one["sha256"]) for one in process_module),
         telemetry=json.loads(row["telemetry"]),
         environment=json.loads(row["environment"]),
+        cost=json.loads(row["cost"]),
     )
 
 

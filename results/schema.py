@@ -185,6 +185,12 @@ def m002_level_of_a_verdict(db: sqlite_utils.Database) -> None:
     db.execute("ALTER TABLE verdict ADD COLUMN level REAL NOT NULL DEFAULT 0.99")
 
 
+@migrations()
+def m003_cost_of_a_prediction(db: sqlite_utils.Database) -> None:
+    """What a predicted peak and predicted FLOPs are made of."""
+    db.execute("ALTER TABLE process ADD COLUMN cost TEXT NOT NULL DEFAULT '{}'")
+
+
 def _own_tables(db: sqlite_utils.Database) -> list[str]:
     return [name for name in db.table_names() if not name.startswith("_") and not name.startswith("sqlite_")]
 
@@ -276,6 +282,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "stderr": "the end of its standard error",
             "telemetry": "JSON: clock, temperature, power, throttling before and after",
             "environment": "JSON: threads, affinity, seeds, versions",
+            "cost": "JSON of a prediction: the tensors alive at the peak with their origin, and the operators with their work",
             "code_id": "hash of the target packages' code that it loaded; empty when none was",
         },
     ),

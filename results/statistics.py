@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import scipy  # its parts are loaded when they are used: most commands need none of them, and they take a second
 from numpy.typing import NDArray
-from scipy import special, stats
 
 from frostline.results.record import Sample
 
@@ -144,12 +144,12 @@ def equivalence_p(log_ratios: Values, delta: float) -> float:
 
 def _t_quantile(chance: float, freedom: int) -> float:
     """Of Student's t. Special functions, since the distributions of `scipy.stats` take a hundred times as long."""
-    return float(special.stdtrit(freedom, chance))
+    return float(scipy.special.stdtrit(freedom, chance))
 
 
 def _t_below(value: float, freedom: int) -> float:
     """How likely Student's t is to lie below a value."""
-    return float(special.stdtr(freedom, value))
+    return float(scipy.special.stdtr(freedom, value))
 
 
 def _mean_error(log_ratios: Values) -> tuple[float, float, int]:
@@ -170,7 +170,7 @@ def signed_rank_p(log_ratios: Values) -> float:
     values = values[values != 0]
     if not len(values):
         return 1.0
-    ranks = np.rint(2 * stats.rankdata(np.abs(values))).astype(int)
+    ranks = np.rint(2 * scipy.stats.rankdata(np.abs(values))).astype(int)
     chances = np.ones(1)
     for rank in ranks:
         longer = np.zeros(len(chances) + rank)
@@ -221,7 +221,7 @@ def drifts(log_ratios: Values) -> bool:
     values = np.asarray(log_ratios, dtype=np.float64)
     if len(values) < DRIFT_ROUNDS or np.ptp(values) == 0:
         return False
-    return float(stats.kendalltau(np.arange(len(values)), values).pvalue) < DRIFT_P
+    return float(scipy.stats.kendalltau(np.arange(len(values)), values).pvalue) < DRIFT_P
 
 
 def is_bimodal(values: Values, least_range: float = 0.0) -> bool:

@@ -21,6 +21,7 @@ from frostline.suites.policy_step.peers import PEERS, make_peer
 from frostline.suites.policy_step.plain import LOSS_TYPES, Question
 from frostline.suites.policy_step.reference import Reference
 from frostline.suites.policy_step.step import step_of
+from frostline.suites.policy_step.traffic import traffic_of_head
 
 _OWN = ("unpruned", "pruned", "torch")
 _LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -90,6 +91,7 @@ def _refuse_what_cannot_be(question: Question, ref_model: str) -> None:
     targets=["frostline.kernels"],
     sources=[policy_step],
     target_device=target_device,
+    traffic=traffic_of_head,
     plan=plan_of_head,
 )
 def grpo(

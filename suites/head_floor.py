@@ -28,6 +28,7 @@ from frostline.suites.policy_step.peers import PEERS, make_peer
 from frostline.suites.policy_step.plain import Question
 from frostline.suites.policy_step.reference import Reference
 from frostline.suites.policy_step.step import step_of
+from frostline.suites.policy_step.traffic import traffic_of_head
 
 _OWN = ("floor", "floor_unknown", "known", "unknown")
 _OTHERS = ("torch", *PEERS)
@@ -188,6 +189,7 @@ def _floor_step(name: str, batch: Batch, reference: Reference) -> Step:
     targets=["frostline.kernels"],
     sources=[policy_step],
     target_device=target_device,
+    traffic=traffic_of_head,
     bars=_BARS,
 )
 def head_floor(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,12 +15,17 @@ from frostline.harness.front.options import (
     DbOption,
     MarkdownOption,
     MaxRoundsOption,
+    PythonOption,
     RepoOption,
     RoundsOption,
     seconds,
 )
 from frostline.harness.front.printing import command_line, progress, show
+from frostline.harness.interpreters import OWN, Interpreter, find_interpreter
 from frostline.harness.outputs import check_outputs
+
+if TYPE_CHECKING:
+    from frostline.results.policy import Policy
 
 
 def gate(
@@ -33,6 +38,7 @@ def gate(
     max_rounds: MaxRoundsOption = None,
     budget: BudgetOption = None,
     isolation: Annotated[str | None, typer.Option("--isolation", help="spawn or fork. Default: the policy's.")] = None,
+    python: PythonOption = None,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
     junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file.")] = None,
@@ -54,11 +60,13 @@ def gate(
 
     summary = Path(os.environ["GITHUB_STEP_SUMMARY"]) if os.environ.get("GITHUB_STEP_SUMMARY") else None
     check_outputs({"--markdown": markdown, "--junit": junit, "--json": json_file, "GITHUB_STEP_SUMMARY": summary})
-    policy = load_policy(find_project(repo).root / "pyproject.toml")
+    root = find_project(repo).root
+    policy = load_policy(root / "pyproject.toml")
     policy = replace(policy, isolation=isolation or policy.isolation)
+    interpreter = _interpreter(python, policy, root)
     limits = Limits(rounds, max_rounds, seconds(budget))
     with Store.open(db) as store:
-        policy, done = commands.gate(policy, base, head, repo, store, progress(), command_line(), limits)
+        policy, done = commands.gate(policy, base, head, repo, store, progress(), command_line(), limits, interpreter)
         evidence = [Evidence.load(store, one.session.id) for one in done]
     verdicts = [verdict for one in done for verdict in one.verdicts]
     result = decide(verdicts, policy, [case for one in done for case in one.plan.cases])
@@ -76,3 +84,12 @@ def gate(
             with path.open(mode) as file:
                 file.write(text)
     raise typer.Exit(result.exit_code)
+
+
+def _interpreter(typed: str | None, policy: Policy, root: Path) -> Interpreter:
+    """What was typed, from where the command stands, or what the policy names, from the root of the repository."""
+    from frostline.results.policy import TABLE
+
+    if typed is not None:
+        return find_interpreter(typed)
+    return find_interpreter(str(root / Path(policy.python).expanduser()), f"gate: {TABLE}.python") if policy.python else OWN

@@ -17,6 +17,7 @@ from frostline.harness.front.options import (
     MarkdownOption,
     MaxRoundsOption,
     PresetOption,
+    PythonOption,
     RepoOption,
     RoundsOption,
     SeedOption,
@@ -48,6 +49,7 @@ def run(
     seed: SeedOption = 0,
     timeout: TimeoutOption = 600.0,
     isolation: IsolationOption = "spawn",
+    python: PythonOption = None,
     db: DbOption = DEFAULT_DB,
     resume: Annotated[str | None, typer.Option("--resume", help="Finish an interrupted session: its id, or last.")] = None,
     markdown: MarkdownOption = None,
@@ -66,7 +68,7 @@ def run(
     if resume:
         _nothing_but_resume(context)
     request = make_request(
-        suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation, max_rounds, budget
+        suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation, max_rounds, budget, python
     )
     plan = plan_run(request) if suite else None
     with Store.open(db, create=plan is not None) as store:
@@ -107,6 +109,7 @@ def compare(
     seed: SeedOption = 0,
     timeout: TimeoutOption = 600.0,
     isolation: IsolationOption = "spawn",
+    python: PythonOption = None,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
     check: Annotated[
@@ -125,7 +128,7 @@ def compare(
 
     check_outputs({"--markdown": markdown})
     request = make_request(
-        suite, preset, settings, implementation, rounds, device, threads, seed, timeout, isolation, max_rounds, budget
+        suite, preset, settings, implementation, rounds, device, threads, seed, timeout, isolation, max_rounds, budget, python
     )
     first = Asked(base, "BASE", [*(extras or []), *(base_extras or [])])
     second = Asked(head, "HEAD", [*(extras or []), *(head_extras or [])])
@@ -163,21 +166,43 @@ def cost(
     settings: SetOption = None,
     implementations: ImplementationsOption = None,
     target: Annotated[str, typer.Option("--target", help="The device whose branches are taken: cuda or cpu.")] = "cuda",
+    device: Annotated[
+        str | None, typer.Option("--device", help="A GPU (h200, a100, rtx4090, ...): its branches, and the time at best on it.")
+    ] = None,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="What is alive at each peak and where it was made, and the operators' work.")
+    ] = False,
+    top: Annotated[int, typer.Option("--top", min=1, max=24, help="How many tensors and operators --detail names.")] = 8,
+    measured: Annotated[
+        bool, typer.Option("--measure", help="Measure the same peaks and FLOPs here too, and say how far predictions are off.")
+    ] = False,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
 ) -> None:
     """Predict peak memory and FLOPs at any size without a GPU: the suite's own step on tensors that hold no data."""
-    from frostline.harness import commands
-    from frostline.harness.describe import plan_run
-    from frostline.results.store import Store
+    from frostline.harness.predictors import planned_early
 
     check_outputs({"--markdown": markdown})
     request = make_request(suite, preset, settings, implementations, device=target)
-    plan = plan_run(request)
-    with Store.open(db) as store:
-        done = commands.predict(plan, store, progress(), command_line())
-        print_figures(store, done.session, done.verdicts, markdown)
-        say_kept(store, done.session.id)
+    with planned_early(request, device) as (plan, early):
+        from frostline.harness import commands
+        from frostline.results.cost_report import cost_tables
+        from frostline.results.evidence import Evidence
+        from frostline.results.store import Store
+        from frostline.results.validation import validation_table
+
+        with Store.open(db) as store:
+            done = commands.predict(plan, store, progress(), command_line(), early)
+            evidence = Evidence.load(store, done.session.id)
+            tables = list(cost_tables(evidence, done.verdicts, device, top if detail else 0))
+            if measured:
+                commands.measure_beside(plan, done.session, store, progress())
+                tables.append(validation_table(Evidence.load(store, done.session.id)))
+            for table in tables:
+                show(table)
+            if markdown is not None:
+                markdown.write_text("\n\n".join(table.markdown() for table in tables) + "\n")
+            say_kept(store, done.session.id)
 
 
 def _nothing_but_resume(context: typer.Context) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from frostline.harness.describe import Request
+from frostline.harness.interpreters import OWN, find_interpreter
 from frostline.results.duration import parse_duration
 
 SuiteArgument = Annotated[
@@ -45,6 +46,14 @@ IsolationOption = Annotated[
     str,
     typer.Option("--isolation", help="spawn: each process a new interpreter; fork: a copy of one that has imported the suite."),
 ]
+PythonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--python",
+        metavar="PATH",
+        help="Measure and build in another environment: its interpreter or its directory. Default: frostline's own.",
+    ),
+]
 DbOption = Annotated[Path, typer.Option("--db", envvar="FROSTLINE_DB", help="The database that keeps every sample.")]
 RepoOption = Annotated[Path, typer.Option("--repo", help="The git repository whose revisions are compared.")]
 MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Also write the table as Markdown to this file.")]
@@ -65,11 +74,24 @@ def make_request(
     isolation: str = "spawn",
     max_rounds: int | None = None,
     budget: str | None = None,
+    python: str | None = None,
 ) -> Request:
     """What was typed, as a request: `implementations` has commas between them. Raises UsageError for what cannot be."""
     names = [name for name in (implementations or "").split(",") if name]
     return Request(
-        suite, preset, settings or [], names, rounds, device, threads, seed, timeout, isolation, max_rounds, seconds(budget)
+        suite,
+        preset,
+        settings or [],
+        names,
+        rounds,
+        device,
+        threads,
+        seed,
+        timeout,
+        isolation,
+        max_rounds,
+        seconds(budget),
+        OWN if python is None else find_interpreter(python).serving(suite),
     )
 
 

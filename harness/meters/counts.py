@@ -1,4 +1,4 @@
-"""Work of a step, counted: floating-point operations of its matrix products, and operators dispatched.
+"""Work of a step, counted: floating-point operations of its matrix products, bytes that operators move, operators dispatched.
 
 The FLOPs come from the formulas of torch's `FlopCounterMode`, and ours for the matrix products that it does not know or cannot
 count. (The mode itself would import torch's compiler, which takes 2 s of every process.)
@@ -11,18 +11,23 @@ count. (The mode itself would import torch's compiler, which takes 2 s of every 
 
 A product of [m, k] and [k, n] is 2 m n k FLOPs; additions to it and elementwise work are none. That is the convention of
 torch's counter, and of the GEMM floors that times are held against.
+
+Bytes moved are declared by whoever wrote a kernel (a suite hands the declarations over). Of other operators they are what the
+operator cannot do without: each tensor argument read once and each result written once, and nothing for views and allocations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from frostline.harness.declare import Step
-from frostline.harness.meters.dispatch import OperatorWatch
+from frostline.harness.meters.dispatch import OperatorWatch, node_name, tensors_in
+from frostline.harness.meters.traffic import least_bytes
 from frostline.results.record import FLOPS, OPERATORS
 
 _Shape = Any  # a torch.Size: the counter puts shapes in the place of tensors and passes other arguments as they are
@@ -85,32 +90,95 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
 """FLOPs by operator, for all its overloads, from the shapes of its arguments. They win over torch's own."""
 
 
-def count(step: Step, extra_formulas: Mapping[Any, Callable[..., int]] | None = None) -> dict[str, float]:
+Formulas = Mapping[Any, Callable[..., int]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Calls of an operator that are alike: each does as much, and moves as much.
+
+    Attributes:
+        operator: its name, `aten.mm`.
+        dtype: of what it computes on, `bfloat16`; empty where it has no floating-point tensor.
+        flops: of the matrix products in one call.
+        bytes: read and written by one call.
+        declared: whether the bytes are what the kernel's author declares, rather than the least.
+        calls: how many there are.
+    """
+
+    operator: str
+    dtype: str
+    flops: int
+    bytes: int
+    declared: bool
+    calls: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+class Tally:
+    """Counts operators as they pass: hand `seen` to an `OperatorWatch` as its `call`.
+
+    Args:
+        formulas: FLOPs of a suite's own operators that contain matrix products, by operator (`torch.ops.mine.attention`):
+            called with the operator's arguments, shapes in place of tensors, and `out_shape`.
+        traffic: bytes that a suite's own operators read and write, by operator: called with the operator's arguments.
+    """
+
+    def __init__(self, formulas: Formulas | None = None, traffic: Formulas | None = None) -> None:
+        own = {**FORMULAS, **(formulas or {})}
+        self._formulas = {operator: shape_wrapper(formula) for operator, formula in own.items()}
+        self._traffic = dict(traffic or {})
+        self._calls: dict[tuple[str, str, int, int, bool], int] = {}
+        self.products_in: set[str] = set()  # "forward", "backward": where there were matrix products
+
+    def seen(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Count one call."""
+        packet = getattr(operator, "overloadpacket", operator)
+        formula = self._formulas.get(packet) or flop_registry.get(packet)
+        flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+        declared = self._traffic.get(packet)
+        moved = least_bytes(operator, args, kwargs, result) if declared is None else declared(*args, **kwargs)
+        key = (str(packet), _dtype_of(args, kwargs, result), flops, int(moved), declared is not None)
+        if flops:
+            self.products_in.add("backward" if node_name() else "forward")
+        self._calls[key] = self._calls.get(key, 0) + 1
+
+    @property
+    def calls(self) -> list[Call]:
+        """What was seen, calls that are alike together, in the order of their first one."""
+        return [Call(*key, calls) for key, calls in self._calls.items()]
+
+    def totals(self) -> dict[str, float]:
+        """`flops` of matrix products, and `operators` dispatched (views and allocations too; an operator that torch composes of
+        others counts as those)."""
+        flops, operators = sum(one.flops * one.calls for one in self.calls), sum(self._calls.values())
+        return {FLOPS.name: float(flops), OPERATORS.name: float(operators)}
+
+
+def count(step: Step, extra_formulas: Formulas | None = None) -> dict[str, float]:
     """Count one step, forward and backward: the same figures in every run, and for fake tensors as for real ones.
 
     Args:
         step: `reset` runs first, uncounted; what `run` returns is dropped.
-        extra_formulas: FLOPs of a suite's own operators that contain matrix products, by operator
-            (`torch.ops.mine.attention`): called with the operator's arguments, shapes in place of tensors, and `out_shape`.
+        extra_formulas: see `Tally`.
 
     Returns:
-        `flops` of matrix products, and `operators` dispatched (views and allocations too; an operator that torch composes
-        of others counts as those).
+        `flops` and `operators`, see `Tally.totals`.
     """
     if step.reset is not None:
         step.reset()
-    formulas = {**FORMULAS, **(extra_formulas or {})}
-    own = {operator: shape_wrapper(formula) for operator, formula in formulas.items()}
-    flops = operators = 0
-
-    def seen(operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        nonlocal flops, operators
-        operators += 1
-        packet = getattr(operator, "overloadpacket", operator)
-        formula = own.get(packet) or flop_registry.get(packet)
-        if formula is not None:
-            flops += formula(*args, **kwargs, out_val=result)
-
-    with OperatorWatch(call=seen):
+    tally = Tally(extra_formulas)
+    with OperatorWatch(call=tally.seen):
         step.run()
-    return {FLOPS.name: float(flops), OPERATORS.name: float(operators)}
+    return tally.totals()
+
+
+def _dtype_of(args: Any, kwargs: dict[str, Any], result: Any) -> str:
+    """The dtype of the first floating-point tensor among arguments and results: that of the arithmetic, for a product."""
+    for tensor in tensors_in([*args, *kwargs.values(), result]):
+        if tensor.dtype.is_floating_point:
+            return str(tensor.dtype).removeprefix("torch.")
+    return ""

@@ -7,7 +7,9 @@ a step is called, or figures of fake and of real tensors would differ:
 - an operator that torch composes of others (`matmul`, `linear`) arrives whole under `torch.inference_mode`, where no autograd
   key takes it apart, and in parts elsewhere: it is always taken apart here;
 - fake tensors are asked for metadata through operators (`prim.device`, `aten.size`), real ones are not: those are not operators
-  of the step.
+  of the step;
+- autograd writes the gradient of an indexing into zeros that it made for it, but beside them in the sight of a mode: it is led
+  back to where it writes otherwise, or a tensor of the whole source would be counted that no run without a meter allocates.
 """
 
 from __future__ import annotations
@@ -40,6 +42,15 @@ _QUESTIONS = frozenset(
     )
     if hasattr(torch.ops.aten, name)
 )
+
+
+# What the backward of an indexing (the nodes below) does to its zeros, out of place and in place.
+_INTO_ZEROS = {
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
+_INDEXINGS = ("GatherBackward", "IndexSelectBackward", "IndexBackward")
 
 
 class OperatorWatch(TorchDispatchMode):
@@ -95,6 +106,8 @@ class OperatorWatch(TorchDispatchMode):
                     result = func.decompose(*args, **given)
                 if result is not NotImplemented:
                     return result
+            if func in _INTO_ZEROS and node_name().startswith(_INDEXINGS):
+                func = _INTO_ZEROS[func]
         if self._before is not None:
             self._before((*args, *given.values()))
         result = func(*args, **given)
@@ -103,6 +116,12 @@ class OperatorWatch(TorchDispatchMode):
         if self._call is not None:
             self._call(func, args, given, result)
         return result
+
+
+def node_name() -> str:
+    """The node of autograd's backward that is running, `MmBackward0`; empty in a forward."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else str(node.name())
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -3,8 +3,8 @@
 A CPU has no allocator statistics, and the resident set moves with malloc's caching by more than what a pruned gradient
 saves. So the peak there is that of live tensor bytes, followed operator by operator (`LiveBytes`): exact, the same in every
 run, and the same for fake tensors, which makes a prediction comparable with a measurement. What an operator allocates and
-frees inside itself is not seen. Under a dispatch mode, as for fake tensors, autograd writes the gradient of an indexing
-(`gather`, `index_select`, `x[i]`) out of place, beside the zeros that it otherwise fills: one such tensor more for a moment.
+frees inside itself is not seen. Under a dispatch mode, as for fake tensors, autograd adds the gradients of a tensor that was
+used more than once out of place, where it otherwise may add in place: one such gradient more for a moment.
 
 torch has a tracker of its own, `torch.distributed._tools.mem_tracker.MemTracker`, and it finds the same bytes (a test holds one
 against the other). It is not the base here for three reasons: it rounds to the CUDA allocator's granule by the tensor's
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from frostline.harness.declare import Step
 from frostline.harness.meters.dispatch import OperatorWatch, tensors_in
@@ -81,8 +82,12 @@ class LiveBytes:
             key = id(storage)  # stable: torch keeps a storage's Python object for as long as the storage
             if key not in self._alive:
                 self._alive[key] = weakref.ref(storage, partial(self._release, key))
+                self._found(key, tensor)
             self._resize(key, -(-storage.nbytes() // self._round_to) * self._round_to)
         self.peak = max(self.peak, self.current)
+
+    def _found(self, key: int, tensor: Tensor) -> None:
+        """A storage that was not known yet, as an operator shows it: for who keeps a record of them."""
 
     def _resize(self, key: int, size: int) -> None:
         self.current += size - self._sizes.get(key, 0)
@@ -131,7 +136,7 @@ def measure_peaks(
 
 
 def _live_peaks(step: Step, tracker: LiveBytes) -> dict[str, float]:
-    with tracker, _collected(step):
+    with tracker, collected(step):
         tracker.reset_peak()
         before = tracker.current
         step.run()
@@ -139,7 +144,7 @@ def _live_peaks(step: Step, tracker: LiveBytes) -> dict[str, float]:
 
 
 def _cuda_peaks(step: Step, device: torch.device) -> dict[str, float]:
-    with _collected(step):
+    with collected(step):
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # or blocks that earlier steps left in the cache would count as reserved by this one
         torch.cuda.reset_peak_memory_stats(device)
@@ -155,7 +160,7 @@ def _cuda_peaks(step: Step, device: torch.device) -> dict[str, float]:
 
 
 @contextmanager
-def _collected(step: Step) -> Iterator[None]:
+def collected(step: Step) -> Iterator[None]:
     """Reset the step and collect garbage; inside, the collector keeps still."""
     if step.reset is not None:
         step.reset()

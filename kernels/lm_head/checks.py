@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from frostline.kernels.matmul import device_kind
+
 # How many rows count: a number that the host knows, "ask" for one question to the device, None for nothing of both.
 ActiveRows: TypeAlias = "int | Literal['ask'] | None"
 
@@ -17,8 +19,8 @@ FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether reading values costs no synchronisation: a real tensor on the CPU."""
-    return tensor.device.type == "cpu" and not is_fake(tensor)
+    """Whether reading values costs no synchronisation: a real tensor on the CPU, where no other device's branches are taken."""
+    return tensor.device.type == "cpu" and device_kind(tensor) == "cpu" and not is_fake(tensor)
 
 
 def is_fake(tensor: Tensor) -> bool:

@@ -21,7 +21,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from frostline.kernels.lm_head import tiles_torch
-from frostline.kernels.matmul import device_kind, mm_wide
+from frostline.kernels.lm_head.output_tiles import COLUMNS
+from frostline.kernels.matmul import HOPPER, device_kind, mm_wide, target_capability
+from frostline.kernels.traffic import size_of
 
 _ALIGNED = 16  # bytes, of rows and beginnings, for the tensor memory accelerator
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -42,7 +44,7 @@ _SCHEMAS = {
 def fusable(hidden: Tensor, weight: Tensor) -> bool:
     """Whether the ops take these operands: 16-bit, aligned rows, on a GPU of the generation that the kernels were made for.
 
-    Under `target_device("cuda")`, where there is no device to ask, that generation is assumed.
+    Where there is no device to ask, under `target_device("cuda")`, its generation is `target_capability`.
     """
     if device_kind(hidden) != "cuda" or hidden.dtype not in _DTYPES or not hidden.numel():
         return False
@@ -50,7 +52,7 @@ def fusable(hidden: Tensor, weight: Tensor) -> bool:
         t.stride(0) * t.element_size() % _ALIGNED or t.storage_offset() * t.element_size() % _ALIGNED for t in (hidden, weight)
     ):
         return False
-    return hidden.device.type != "cuda" or _is_hopper(hidden.device)
+    return _is_hopper(hidden.device) if hidden.device.type == "cuda" else target_capability()[0] == HOPPER[0]
 
 
 def fusable_shape(width: int, dtype: torch.dtype, kind: str) -> bool:
@@ -63,7 +65,7 @@ def fusable_shape(width: int, dtype: torch.dtype, kind: str) -> bool:
 
 @cache
 def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return torch.cuda.get_device_capability(device)[0] == HOPPER[0]
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -150,6 +152,47 @@ for _name, _schema in _SCHEMAS.items():
     FLOP_FORMULAS[getattr(torch.ops.frostline, _name)] = _flops
 for _op, _formula in FLOP_FORMULAS.items():
     register_flop_formula(_op)(_formula)
+
+
+def _partial_bytes(rows: int, width: int, workspace: Tensor, moment: Tensor | None) -> int:
+    """What output tiles leave of each row, written and read again: a maximum, a sum and where there is one a moment."""
+    figures = 2 if moment is None else 3
+    return 2 * figures * rows * -(-width // COLUMNS) * workspace.element_size()
+
+
+def _fold_logits_bytes(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, p: Tensor, reference: Tensor, total: Tensor,
+    moment: Tensor | None, rescale: Tensor, workspace: Tensor, *_: Any,
+) -> int:  # fmt: skip
+    """The operands are read and the tile is written; logits live in registers. No reference moves, as on ordinary logits."""
+    rows = size_of(targets, rescale) + 2 * size_of(reference, total, moment)
+    return size_of(hidden, weight, bias, p) + rows + _partial_bytes(p.shape[0], p.shape[1], workspace, moment)
+
+
+def _reduce_logits_bytes(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, x: Tensor | None, reference: Tensor,
+    total: Tensor, moment: Tensor | None, workspace: Tensor, *_: Any,
+) -> int:  # fmt: skip
+    """The operands are read; the logits are written where they are asked for."""
+    rows = size_of(targets) + 2 * size_of(reference, total, moment)
+    return size_of(hidden, weight, bias, x) + rows + _partial_bytes(hidden.shape[0], weight.shape[0], workspace, moment)
+
+
+def _gradient_logits_bytes(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, log_total: Tensor, miss: Tensor,
+    grad_logp: Tensor, grad_entropy: Tensor | None, entropy: Tensor | None, out: Tensor, *_: Any,
+) -> int:  # fmt: skip
+    """The operands are read and the gradient is written; of the rows, what is known of them is read."""
+    rows = size_of(targets, reference, log_total, miss, grad_logp, grad_entropy, entropy)
+    return size_of(hidden, weight, bias, out) + rows
+
+
+# Bytes that an op's Triton kernels read and write, from its arguments (`frostline.kernels.traffic`).
+TRAFFIC: dict[Any, Callable[..., int]] = {
+    torch.ops.frostline.fold_logits: _fold_logits_bytes,
+    torch.ops.frostline.reduce_logits: _reduce_logits_bytes,
+    torch.ops.frostline.gradient_logits: _gradient_logits_bytes,
+}
 
 fold_logits = torch.ops.frostline.fold_logits.default
 reduce_logits = torch.ops.frostline.reduce_logits.default

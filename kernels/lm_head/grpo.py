@@ -153,7 +153,7 @@ def fused_linear_grpo_loss(
             known = _GroupedLoss(
                 batch.map(lambda values: formed.take_counted(values.reshape(-1))), options, group, batch.mask.sum()
             )
-            call = LossCall(known, transform, formed.masked, prune, memory_budget)
+            call = LossCall(known, transform, formed.masked, formed.gathered_from, prune, memory_budget)
             loss, metrics = linear_loss(flat(hidden, formed), weight, bias, formed.targets(targets, weight.shape[0]), call)
             return formed.whole(loss), metrics
     logp, entropy = logprob_of_rows(
@@ -214,6 +214,7 @@ def _formed_in_forward(
         entropy=options.entropy_trained,
         group=group,
         masked=rows.masked,
+        gathered_from=rows.gathered_from,
         device=device_kind(hidden),
         fusable=fusable(hidden, weight),
         memory_budget=memory_budget,

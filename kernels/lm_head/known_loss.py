@@ -45,6 +45,7 @@ class LossCall:
     loss: KnownLoss
     transform: Transform
     masked: bool
+    gathered_from: int
     prune: bool
     memory_budget: int | None = None
 
@@ -90,7 +91,10 @@ class _LinearLoss(torch.autograd.Function):
         needs = needs_of(ctx, bias, grad=True, prune=call.prune)
         head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
         entropy, loss = call.loss.entropy, call.loss
-        problem = problem_of(head, needs, call.memory_budget, loss_known=True, entropy=loss.entropy_trained, group=loss.group)
+        problem = problem_of(
+            head, needs, call.memory_budget, loss_known=True, entropy=loss.entropy_trained, group=loss.group,
+            gathered_from=call.gathered_from,
+        )  # fmt: skip
         plan = make_plan(problem, in_forward=True)
 
         def upstream(logp: Tensor, entropy: Tensor | None, rows: slice) -> tuple[Tensor, Tensor | None]:

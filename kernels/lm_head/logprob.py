@@ -153,7 +153,9 @@ def logprob_of_rows(
     """Log-probs (and entropies) of all rows, [rows.count], of checked inputs. `prune=False` makes parameter gradients too."""
     grad = torch.is_grad_enabled()
     chosen = rows.targets(targets, weight.shape[0])
-    call = _Call(transform, rows.masked, entropy, entropy and entropy_in_loss, grad, prune, memory_budget)
+    call = _Call(
+        transform, rows.masked, rows.gathered_from, entropy, entropy and entropy_in_loss, grad, prune, memory_budget
+    )  # fmt: skip
     logp, found = _LinearLogProb.apply(flat(hidden, rows), weight, bias, chosen, call)
     return rows.put(logp), rows.put(found) if entropy else None
 
@@ -164,6 +166,7 @@ class _Call:
 
     transform: Transform
     masked: bool
+    gathered_from: int
     entropy: bool
     entropy_in_loss: bool
     grad: bool
@@ -197,6 +200,7 @@ def problem_of(
     loss_known: bool = False,
     entropy: bool = False,
     group: int = 1,
+    gathered_from: int = 0,
 ) -> Problem:
     """The plan's view of a head."""
     return Problem(
@@ -209,6 +213,7 @@ def problem_of(
         entropy=entropy,
         group=group,
         masked=head.masked,
+        gathered_from=gathered_from,
         device=device_kind(head.hidden),
         fusable=fusable(head.hidden, head.weight),
         memory_budget=memory_budget,
@@ -231,7 +236,9 @@ class _LinearLogProb(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         needs = needs_of(ctx, bias, grad=call.grad, prune=call.prune)
         head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
-        plan = make_plan(problem_of(head, needs, call.memory_budget, entropy=call.entropy_in_loss))
+        plan = make_plan(
+            problem_of(head, needs, call.memory_budget, entropy=call.entropy_in_loss, gathered_from=call.gathered_from)
+        )
         ctx.call, ctx.plan, ctx.needs = call, plan, needs
         with torch.autocast(hidden.device.type, enabled=False):
             if plan.strategy is Strategy.STREAM:

@@ -1,9 +1,13 @@
-"""What a plan will allocate: bytes above the inputs at the fullest moment, read off the allocations of `engine`.
+"""What a plan will allocate: bytes above the inputs at the fullest moment, read off what `engine` and its callers do.
 
-An upper bound, close enough to plan by: the tests hold it against what the engine allocates on tensors that hold no data.
+Every tensor of the size of a tile, of the hidden states or of the weight is in it, to the byte on CUDA: the tests hold it
+against the tracked peak of the same step on tensors without data. What is left are upper bounds: of what takes a few values
+a row or a value for each token of the vocabulary (a trained bias), and on a CPU of the slabs in which operands are widened.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from frostline.kernels.lm_head import output_tiles
 from frostline.kernels.lm_head.problem import Plan, Strategy, round_up
@@ -16,39 +20,126 @@ _VALUES_PER_BLOCK_ROW = 12
 
 
 def predicted_peak(plan: Plan) -> int:
-    """Peak above the inputs, in bytes: what each phase holds at once."""
-    problem, needs = plan.problem, plan.problem.needs
-    wide, narrow = accumulator_dtype(problem.dtype).itemsize, problem.dtype.itemsize
-    tile = plan.tile_dtype.itemsize
-    rows, block = problem.rows, min(plan.row_block, problem.rows)
-    per_row = (_VALUES_PER_ROW[problem.loss_known] * rows + _VALUES_PER_BLOCK_ROW * block) * wide
-    columns = problem.vocab if plan.strategy is Strategy.BLOCKS else plan.vocab_tile
-    slab = slab_workspace((block + columns) * problem.hidden, problem.dtype, problem.device)
-    hidden_gradient = needs.hidden * rows * problem.hidden * narrow
-    clean_hidden = (problem.masked and needs.weight) * rows * problem.hidden * narrow
-    logits_tile = block * round_up(plan.vocab_tile, 64) * wide
-    if plan.fused:
-        partials = output_tiles.workspace_size(block, plan.vocab_tile) * wide
-        logits_tile = 0 if plan.strategy is Strategy.RECOMPUTE else partials
-    gradient_tile = 0 if plan.in_place else block * round_up(plan.vocab_tile, 64) * tile
-    row_accumulator = block * problem.hidden * wide
-    weight_gradient = needs.weight * problem.vocab * problem.hidden * narrow
+    """Peak above the inputs, in bytes: that of the fullest phase, and what all rows may take."""
+    return row_allowance(plan) + max(_PHASES[plan.strategy](_Sizes.of(plan)))
 
-    if plan.strategy is Strategy.FORWARD:
-        return per_row + logits_tile + slab
-    if plan.strategy is Strategy.STREAM:
-        kept = hidden_gradient if problem.loss_known else needs.hidden * rows * problem.hidden * wide
-        forward = kept + logits_tile + gradient_tile + (row_accumulator if problem.loss_known else 0) + slab
-        return per_row + max(forward, kept + hidden_gradient)  # backward: the kept gradient and its scaled copy
-    if plan.strategy is Strategy.RECOMPUTE:
-        summed = needs.hidden * rows * problem.hidden * wide
-        one_block = block >= rows
-        product = _product_workspace(plan)
-        weight_tile = needs.weight * (product if one_block else plan.vocab_tile * problem.hidden * wide)
-        work = logits_tile + gradient_tile + weight_tile + slab
-        rounded = 0 if narrow == wide else hidden_gradient
-        return per_row + clean_hidden + weight_gradient + summed + max(work, rounded)
-    return per_row + clean_hidden + hidden_gradient + _blocks_peak(plan, block, weight_gradient, row_accumulator) + slab
+
+def row_allowance(plan: Plan) -> int:
+    """The most that is kept of single rows, in bytes: their statistics, and coefficients of the loss."""
+    problem = plan.problem
+    of_all, of_block = _VALUES_PER_ROW[problem.loss_known], _VALUES_PER_BLOCK_ROW
+    values = of_all * problem.whole_rows + of_block * min(plan.row_block, problem.rows)
+    return values * accumulator_dtype(problem.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes of what a step allocates; 0 where it does not.
+
+    gathered: the computed rows of the hidden states, where those are gathered. clean: the hidden states with zeros in rows that
+    do not count. d_hidden, d_weight, d_bias: the gradients that are returned. spread: the hidden gradient of all rows, where
+    those that are computed were gathered. tile: of gradients or probabilities, where it is not over the logits. wide_hidden,
+    wide_block: the hidden gradient of all rows, and of a block, in the accumulator's dtype. slab: widened operands.
+    """
+
+    plan: Plan
+    gathered: int
+    clean: int
+    d_hidden: int
+    d_weight: int
+    d_bias: int
+    spread: int
+    tile: int
+    wide_hidden: int
+    wide_block: int
+    slab: int
+
+    @staticmethod
+    def of(plan: Plan) -> _Sizes:
+        problem, needs = plan.problem, plan.problem.needs
+        wide, narrow, width = accumulator_dtype(problem.dtype).itemsize, problem.dtype.itemsize, problem.hidden
+        block = min(plan.row_block, problem.rows)
+        columns = problem.vocab if plan.strategy is Strategy.BLOCKS else plan.vocab_tile
+        return _Sizes(
+            plan=plan,
+            gathered=bool(problem.gathered_from) * problem.rows * width * narrow,
+            clean=(problem.masked and needs.weight) * problem.rows * width * narrow,
+            d_hidden=needs.hidden * problem.rows * width * narrow,
+            d_weight=needs.weight * problem.vocab * width * narrow,
+            d_bias=needs.bias * problem.vocab * narrow,
+            spread=needs.hidden * problem.gathered_from * width * narrow,
+            tile=0 if plan.in_place else block * round_up(plan.vocab_tile, 64) * plan.tile_dtype.itemsize,
+            wide_hidden=needs.hidden * problem.rows * width * wide,
+            wide_block=needs.hidden * block * width * wide,
+            slab=slab_workspace((block + columns) * width, problem.dtype, problem.device),
+        )
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a value of the accumulator's dtype."""
+        return accumulator_dtype(self.plan.problem.dtype).itemsize
+
+    @property
+    def block(self) -> int:
+        """Rows of a block."""
+        return min(self.plan.row_block, self.plan.problem.rows)
+
+    def statistics_tile(self) -> int:
+        """What a tile's statistics are made from: its logits, or what a fused product leaves of them."""
+        if self.plan.fused:
+            return output_tiles.workspace_size(self.block, self.plan.vocab_tile) * self.wide
+        return self.block * round_up(self.plan.vocab_tile, 64) * self.wide
+
+    def spreading(self) -> int:
+        """The backward of the gather: the gradient of the computed rows, written into zeros for all of them."""
+        return self.spread and self.spread + self.d_hidden + self.d_weight + self.d_bias
+
+
+def _forward(sizes: _Sizes) -> list[int]:
+    return [sizes.gathered + sizes.statistics_tile() + sizes.slab]
+
+
+def _stream(sizes: _Sizes) -> list[int]:
+    """The pass, with what it keeps; its backward, with the kept gradient and its scaled copy; the gather's backward."""
+    known = sizes.plan.problem.loss_known
+    kept = sizes.d_hidden if known else sizes.wide_hidden
+    work = sizes.statistics_tile() + sizes.tile + (sizes.wide_block if known else 0) + sizes.slab
+    return [sizes.gathered + kept + work, kept + sizes.d_hidden, sizes.spreading()]
+
+
+def _recompute(sizes: _Sizes) -> list[int]:
+    """The second pass; the hidden gradient rounded at its end; the gather's backward."""
+    plan, problem = sizes.plan, sizes.plan.problem
+    logits = 0 if plan.fused else sizes.statistics_tile()
+    one_block, tile = sizes.block >= problem.rows, plan.vocab_tile * problem.hidden * sizes.wide
+    weight_tile = problem.needs.weight * (_product_workspace(plan) if one_block else tile)
+    bias = problem.needs.bias * (problem.vocab + 2 * plan.vocab_tile) * sizes.wide
+    common = sizes.gathered + sizes.clean + sizes.d_weight + sizes.wide_hidden + bias
+    rounded = sizes.d_hidden if problem.dtype.itemsize < sizes.wide else 0
+    return [common + logits + sizes.tile + weight_tile + sizes.slab, common + rounded, sizes.spreading()]
+
+
+def _blocks(sizes: _Sizes) -> list[int]:
+    """The walk over row blocks; what its end rounds; the backward; the gather's backward."""
+    plan, problem = sizes.plan, sizes.plan.problem
+    logits = sizes.block * plan.padded_vocab * sizes.wide
+    partials = output_tiles.workspace_size(sizes.block, problem.vocab) * sizes.wide if plan.fused else 0
+    bias = problem.needs.bias * 2 * problem.vocab * sizes.wide
+    walk = sizes.gathered + sizes.d_hidden + partials + sizes.wide_block + bias + sizes.slab
+    if plan.keep_tiles:
+        kept = problem.rows * plan.padded_vocab * plan.tile_dtype.itemsize
+        product = _product_workspace(plan) + slab_workspace(problem.rows * problem.hidden, problem.dtype, problem.device)
+        later = sizes.gathered + 2 * sizes.d_hidden + kept + sizes.clean + sizes.d_weight + product + 2 * sizes.d_bias
+        return [walk + kept + (0 if plan.in_place else logits), later, sizes.spreading()]
+    gradient = 0 if plan.in_place else sizes.block * plan.padded_vocab * plan.tile_dtype.itemsize
+    accumulator = problem.needs.weight * problem.vocab * problem.hidden * sizes.wide
+    rounded = sizes.d_weight if problem.dtype.itemsize < sizes.wide else 0
+    end = sizes.gathered + sizes.clean + sizes.d_hidden + accumulator + rounded + bias
+    scaled = 2 * (sizes.d_hidden + sizes.d_weight + sizes.d_bias)
+    return [walk + sizes.clean + accumulator + logits + gradient, end, scaled, sizes.spreading()]
+
+
+_PHASES = {Strategy.FORWARD: _forward, Strategy.STREAM: _stream, Strategy.RECOMPUTE: _recompute, Strategy.BLOCKS: _blocks}
 
 
 def _product_workspace(plan: Plan) -> int:
@@ -56,24 +147,3 @@ def _product_workspace(plan: Plan) -> int:
     problem = plan.problem
     widths = (plan.vocab_tile, problem.vocab % plan.vocab_tile)
     return max(mm_rounded_workspace(width, problem.hidden, problem.dtype, problem.device) for width in widths)
-
-
-def _blocks_peak(plan: Plan, block: int, weight_gradient: int, row_accumulator: int) -> int:
-    """BLOCKS without what is common: the larger of the walk over row blocks, the end of it, and the backward."""
-    problem, wide = plan.problem, accumulator_dtype(plan.problem.dtype).itemsize
-    logits = block * plan.padded_vocab * wide
-    gradient = 0 if plan.in_place else block * plan.padded_vocab * plan.tile_dtype.itemsize
-    if plan.fused:
-        logits += output_tiles.workspace_size(block, problem.vocab) * wide
-    bias = problem.needs.bias * problem.vocab * 3 * wide
-    scaled_hidden = problem.needs.hidden * problem.rows * problem.hidden * problem.dtype.itemsize
-    if plan.keep_tiles:
-        kept = problem.rows * plan.padded_vocab * plan.tile_dtype.itemsize
-        walk = kept + (0 if plan.in_place else logits) + row_accumulator
-        product = _product_workspace(plan)
-        return bias + max(walk, scaled_hidden + kept + weight_gradient + product)
-    accumulator = problem.needs.weight * problem.vocab * problem.hidden * wide
-    rounded = weight_gradient if problem.dtype.itemsize < wide else 0
-    return bias + max(
-        accumulator + logits + gradient + row_accumulator, accumulator + rounded, scaled_hidden + 2 * weight_gradient
-    )

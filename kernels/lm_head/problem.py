@@ -56,6 +56,7 @@ class Problem:
         entropy: a gradient goes through entropies.
         group: how many consecutive rows the loss judges together, 1 or the length of a completion.
         masked: some rows may not count.
+        gathered_from: of how many rows those that are computed are gathered, in memory of their own; 0 where they are not.
         device: kind of device whose branches are taken, "cuda" or "cpu".
         fusable: the device makes a tile in the epilogue of its product (`fused.fusable`).
         memory_budget: bytes above the inputs that may be used; None: `unfused_bytes`.
@@ -70,23 +71,30 @@ class Problem:
     entropy: bool = False
     group: int = 1
     masked: bool = False
+    gathered_from: int = 0
     device: str = "cpu"
     fusable: bool = False
     memory_budget: int | None = None
 
     @property
+    def whole_rows(self) -> int:
+        """Rows that there are, computed or not."""
+        return max(self.rows, self.gathered_from)
+
+    @property
     def unfused_bytes(self) -> int:
-        """Peak above the inputs of plain code: logits, an fp32 copy, log-softmax and its gradient, and what is returned."""
+        """Peak above the inputs of plain code, which computes all rows: logits, an fp32 copy, log-softmax and its gradient, and
+        what is returned."""
         wide, narrow = accumulator_dtype(self.dtype).itemsize, self.dtype.itemsize
         copies = (2 * wide + 2 * narrow) if self.needs.any else (wide + narrow)
-        return self.rows * self.vocab * copies + self.gradient_bytes
+        return self.whole_rows * self.vocab * copies + self.gradient_bytes
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that are returned."""
         needs, size = self.needs, self.dtype.itemsize
         return size * (
-            needs.hidden * self.rows * self.hidden + needs.weight * self.vocab * self.hidden + needs.bias * self.vocab
+            needs.hidden * self.whole_rows * self.hidden + needs.weight * self.vocab * self.hidden + needs.bias * self.vocab
         )
 
     @property

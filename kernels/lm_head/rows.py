@@ -108,6 +108,11 @@ class Rows:
         return base.index_copy(0, self.index, values)[: self.count]
 
     @property
+    def gathered_from(self) -> int:
+        """How many rows the computed ones are gathered from; 0 where all are computed."""
+        return 0 if self.index is None else self.count
+
+    @property
     def masked(self) -> bool:
         """Whether some computed rows may not count."""
         return self.active is not None

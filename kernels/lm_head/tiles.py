@@ -24,8 +24,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from frostline.kernels.lm_head import tiles_torch
+from frostline.kernels.traffic import size_of
 
 INACTIVE = tiles_torch.INACTIVE
 
@@ -100,6 +102,66 @@ for _name, _schema in _SCHEMAS.items():
     _library.impl(_name, _on_cpu(_name), "CPU")
     _library.impl(_name, _on_cuda(_name), "CUDA")
     _library.impl(_name, _fake, "Meta")
+
+
+def _target_logits_bytes(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, out: Tensor, *_: Any) -> int:
+    """The hidden states, as many rows of the weight (and elements of the bias), the targets; a logit each."""
+    picked = hidden.shape[0] * ((weight.shape[1] * weight.element_size()) + (0 if bias is None else bias.element_size()))
+    return size_of(hidden, targets, out) + picked
+
+
+def _reduce_tile_bytes(
+    x: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, total: Tensor, moment: Tensor | None, *_: Any
+) -> int:
+    """A tile is read once; of its rows, statistics are read and written."""
+    return size_of(x, bias, targets) + 2 * size_of(reference, total, moment)
+
+
+def _fold_tile_bytes(
+    x: Tensor, bias: Tensor | None, targets: Tensor, p: Tensor | None, reference: Tensor, total: Tensor,
+    moment: Tensor | None, rescale: Tensor, *_: Any,
+) -> int:  # fmt: skip
+    """A tile is read once, held in registers, and written once, in its own place or another dtype's."""
+    return size_of(x, x if p is None else p, bias, targets, rescale) + 2 * size_of(reference, total, moment)
+
+
+def _gradient_tile_bytes(
+    x: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, log_total: Tensor, miss: Tensor, grad_logp: Tensor,
+    grad_entropy: Tensor | None, entropy: Tensor | None, out: Tensor | None, *_: Any,
+) -> int:  # fmt: skip
+    """A tile is read once and written once; of its rows, what is known of them is read."""
+    rows = size_of(targets, reference, log_total, miss, grad_logp, grad_entropy, entropy)
+    return size_of(x, x if out is None else out, bias) + rows
+
+
+def _rescale_rows_bytes(_values: Tensor, factor: Tensor) -> int:
+    """The factors alone: a row whose factor is 1 is not touched, and it nearly always is."""
+    return size_of(factor)
+
+
+def _scaled_rows_bytes(values: Tensor, factor: Tensor, out: Tensor) -> int:
+    """Values and factors are read, the result is written."""
+    return size_of(values, factor, out)
+
+
+def _finish_rows_bytes(
+    mean: Tensor, weight: Tensor, targets: Tensor, onto_target: Tensor, onto_mean: Tensor, out: Tensor
+) -> int:
+    """The means, as many rows of the weight, two factors and a target a row; the result is written."""
+    picked = mean.numel() * weight.element_size()
+    return size_of(mean, targets, onto_target, onto_mean, out) + picked
+
+
+# Bytes that an op's Triton kernel reads and writes, from its arguments (`frostline.kernels.traffic`).
+TRAFFIC: dict[Any, Callable[..., int]] = {
+    torch.ops.frostline.target_logits: _target_logits_bytes,
+    torch.ops.frostline.reduce_tile: _reduce_tile_bytes,
+    torch.ops.frostline.fold_tile: _fold_tile_bytes,
+    torch.ops.frostline.gradient_tile: _gradient_tile_bytes,
+    torch.ops.frostline.rescale_rows: _rescale_rows_bytes,
+    torch.ops.frostline.scaled_rows: _scaled_rows_bytes,
+    torch.ops.frostline.finish_rows: _finish_rows_bytes,
+}
 
 target_logits = torch.ops.frostline.target_logits.default
 reduce_tile = torch.ops.frostline.reduce_tile.default

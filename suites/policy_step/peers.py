@@ -7,7 +7,9 @@
 | `trl` | TRL 1.16 | the log-prob function of its fused head, with the entropy that `GRPOTrainer` asks for, and the plain loss |
 | `cce` | cut-cross-entropy 25.1 | `linear_cross_entropy` per token, negated, and the plain loss |
 
-What one of them cannot do is a skip with the reason. A package says nothing of its memory to the cost model: it is measured.
+What one of them cannot do is a skip with the reason. The cost model follows `trl` and `liger` as they run on a GPU: the Triton
+kernels that TRL launches are noted, and write what was allocated before; the loss math that Liger-Kernel compiles, a few values
+a token, is followed as eager code. `torch_compile` and `cce` cannot be followed, and say why.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import sysconfig
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from frostline.harness import skip
+from frostline.kernels.matmul import device_kind, kind_of
 from frostline.suites.policy_step.batch import Batch
 from frostline.suites.policy_step.implementation import (
     Implementation,
@@ -46,13 +50,13 @@ _NOT_IN_THE_TARGETS = -100
 
 def make_peer(name: str, batch: Batch, question: Question) -> Implementation:
     """The implementation of that name. Skips what it cannot do."""
-    if isinstance(batch.hidden, FakeTensor):
-        skip(f"the cost model knows nothing of what {name} allocates: measure it")
     return PEERS[name](batch, question)
 
 
 def torch_compile(batch: Batch, question: Question) -> Implementation:
     """`torch.compile` of the plain form, for these shapes."""
+    if _is_predicted(batch):
+        skip("what torch_compile allocates its compiler decides, for the device that it finds: measure it")
     if not (batch.hidden.is_cuda or _compiles_for_cpu()):
         skip("torch.compile needs a C++ compiler and Python's headers on a CPU")
 
@@ -78,7 +82,10 @@ def liger(batch: Batch, question: Question) -> Implementation:
     module = LigerFusedLinearGRPOLoss(**module_options(batch, question), compiled=batch.hidden.is_cuda)
 
     def loss() -> Tensor:
-        return module_loss(module, batch)
+        value = module_loss(module, batch)
+        if _is_predicted(batch):
+            value = _UnitGradient.apply(value)  # type: ignore[no-untyped-call]  # untyped in torch
+        return value
 
     def logp() -> Tensor:
         found: Tensor = LigerFusedLinearPPOBase.chunk_forward(batch.hidden, batch.weight, batch.targets, batch.bias)
@@ -95,11 +102,13 @@ def trl(batch: Batch, question: Question) -> Implementation:
         skip(f"TRL {version('trl')} has no fused head: pip install 'trl==1.16.*'")
     from trl.kernels import ChunkedLogProbFunction
 
+    if _is_predicted(batch):
+        _take_the_branches_of_a_gpu()
     mask = batch.mask != 0
 
     def log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        compact = hidden.is_cuda
-        rows, targets = (hidden[mask], batch.targets[mask]) if compact else (hidden.flatten(0, 1), batch.targets.flatten())
+        compact = device_kind(hidden) == "cuda"
+        rows, targets = _counted(hidden, batch, mask) if compact else (hidden.flatten(0, 1), batch.targets.flatten())
         options = (1.0, _TRL_CHUNK, None, 1.0, ("log_probs", "entropy"))  # temperature, chunk, softcap, scale, outputs
         found: Tensor = ChunkedLogProbFunction.apply(rows, weight, bias, targets, *options)[0]
         if compact:
@@ -113,7 +122,9 @@ def trl(batch: Batch, question: Question) -> Implementation:
 def cce(batch: Batch, question: Question) -> Implementation:
     """cut-cross-entropy: the negated loss of each token is its log-prob. Tokens that do not count are no target."""
     needs("cut_cross_entropy", "cut-cross-entropy")
-    if not batch.hidden.is_cuda:
+    if _is_predicted(batch):
+        skip("cut-cross-entropy asks the device which tokens count, and launches kernels whose sizes depend on it: measure it")
+    if device_kind(batch.hidden) != "cuda":
         skip("cut-cross-entropy's kernels run on CUDA alone")
     if batch.bias is not None:
         skip("cut-cross-entropy has no bias")
@@ -136,6 +147,49 @@ PEERS: dict[str, Callable[[Batch, Question], Implementation]] = {
     "trl": trl,
     "cce": cce,
 }
+
+
+def _is_predicted(batch: Batch) -> bool:
+    return isinstance(batch.hidden, FakeTensor)
+
+
+def _counted(hidden: Tensor, batch: Batch, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states and targets of the tokens that count, copied; where there is no mask to read, as many of them."""
+    if not _is_predicted(batch):
+        return hidden[mask], batch.targets[mask]
+    index = torch.nonzero_static(mask.flatten(), size=batch.active).squeeze(1)
+    return hidden.flatten(0, 1)[index], batch.targets.flatten()[index]
+
+
+def _take_the_branches_of_a_gpu() -> None:
+    """TRL asks a tensor's device whether to launch Triton kernels, and whether a product can have an fp32 result: a predicted
+    tensor lives on the CPU."""
+    from trl.kernels import chunked_logprob
+
+    elsewhere = chunked_logprob._addmm_fp32
+
+    def addmm(acc: Tensor, a: Tensor, b: Tensor) -> None:
+        if kind_of(acc.device) == "cuda" and a.dtype != torch.float32:
+            torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)
+        else:
+            elsewhere(acc, a, b)
+
+    chunked_logprob._use_triton = lambda device: kind_of(device) == "cuda"
+    chunked_logprob._addmm_fp32 = addmm
+
+
+class _UnitGradient(torch.autograd.Function):
+    """The identity, whose gradient is a 1 that can be read where tensors hold no data: Liger-Kernel asks whether it is one."""
+
+    @staticmethod
+    def forward(_ctx: Any, loss: Tensor) -> Tensor:
+        """The loss, the root of a backward."""
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        """What arrives at the root of a backward."""
+        return torch.tensor(1.0, dtype=gradients[0].dtype)
 
 
 def needs(module: str, package: str) -> None:

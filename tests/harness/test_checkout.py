@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from frostline.harness import build
+from frostline.harness import build, interpreters
 from frostline.harness.checkout import (
     git_source,
     installed_source,
@@ -296,7 +296,7 @@ class TestCache:
     ) -> None:
         repo = scratch_repo(FLAT)
         first = git_source("HEAD", repo.path)
-        monkeypatch.setattr(build.importlib.metadata, "version", lambda _: "999")
+        monkeypatch.setattr(interpreters.importlib.metadata, "version", lambda _: "999")
         assert git_source("HEAD", repo.path).path != first.path
 
     def test_processes_may_export_the_same_at_once(self, scratch_repo: Make, frostline_cache: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from frostline.harness.cost import NotPredictable, predict
+from frostline.harness.cost import NotPredictable
+from frostline.harness.cost import predict as predict_cost
 from frostline.harness.declare import Skipped, Step, skip
 from frostline.harness.meters.counts import count
 from frostline.harness.meters.memory import LiveBytes, measure_peaks
@@ -26,6 +27,10 @@ def little_garbage() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+def predict(build: Callable[[], Step], **options: Any) -> dict[str, float]:
+    return dict(predict_cost(build, **options).figures)
 
 
 def head(rows: int, width: int, vocab: int, *, frozen: bool, dtype: torch.dtype = torch.float32) -> Step:

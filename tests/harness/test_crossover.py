@@ -143,3 +143,20 @@ def test_predictions_close_in_on_a_crossing_in_a_session_that_has_more_sides(tmp
         assert peaks[case.id, 0] < peaks[case.id, 1], "each figure is at the position that its side has in the session"
         assert peaks[case.id, 1] == pytest.approx(4000 * case.params["seq_len"], rel=0.002)
         assert peaks[case.id, 2] == pytest.approx(4 * 68_500, rel=0.002)
+
+
+def test_predicted_alone_measures_nothing(frostline, tmp_path):
+    file, db = tmp_path / "buffers.py", tmp_path / "b.db"
+    file.write_text(TORCH_SUITE)
+    done = frostline("chart", "crossover", file, "--predicted", "--db", db, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Chart: " in done.stdout and "step_time" not in done.stdout
+    with Store.open(db, create=False) as store:
+        roles = {item.role for session in store.sessions() for item in store.processes(session.id)}
+    assert roles == {Role.PREDICT}
+
+
+def test_predicted_alone_has_no_times(frostline, naps, tmp_path):
+    done = frostline("chart", "crossover", naps, "--predicted", "--metric", "step_time", "--db", tmp_path / "n.db")
+    assert done.returncode == 2
+    assert "--predicted: the cost model has no step_time" in done.stderr

@@ -165,3 +165,22 @@ def test_the_sides_directory_is_in_front_and_the_current_one_is_not_on_the_path(
         reply = worker.ask("build", suite=str(tmp_path / "bench.py"), implementation="default", params={})
     assert [(module.name, Path(module.file).parent) for module in reply["modules"]] == [("thing", side)]
     assert len(reply["modules"][0].sha256) == 64
+
+
+def test_modules_are_known_at_every_reply_and_told_when_they_change(tmp_path):
+    (tmp_path / "side").mkdir()
+    (tmp_path / "side" / "thing.py").write_text("")
+    (tmp_path / "side" / "later.py").write_text("")
+    (tmp_path / "bench.py").write_text(
+        "from frostline.harness import suite\nimport thing\n"
+        "def step():\n    if step.runs == 30:\n        import later\n    step.runs += 1\n"
+        "@suite()\ndef s(implementation, device):\n    step.runs = 0\n    return step\n"
+    )
+    with process(path=tmp_path / "side", targets=("thing", "later")) as worker:
+        replies = [worker.ask("build", suite=str(tmp_path / "bench.py"), implementation="default", params={})]
+        replies += [worker.ask("block", steps=1) for _ in range(2)]
+        replies.append(worker.ask("block", steps=40))
+        worker.tell({"do": "block", "steps": 1})
+        assert "modules" not in worker._line()
+    names = [[module.name for module in reply["modules"]] for reply in replies]
+    assert names == [["thing"], ["thing"], ["thing"], ["later", "thing"]]

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from frostline.harness.declare import Step
 from frostline.harness.meters import resident
+from frostline.harness.meters.dispatch import OperatorWatch
 from frostline.harness.meters.memory import LiveBytes, measure_peaks
 from frostline.harness.meters.resident import measure_resident
 
@@ -224,12 +225,29 @@ def gradient_twice() -> Step:
     return Step(run=run, reset=reset)
 
 
+def gradient_of_an_indexing() -> Step:
+    """Autograd fills zeros of the source's size, 120 KB, in place."""
+    sources = [torch.randn(300, 100, requires_grad=True) for _ in range(3)]
+    index, rows = torch.randint(0, 100, (300, 1)), torch.randint(0, 300, (20,))
+
+    def run() -> None:
+        a, b, c = sources
+        (a.gather(1, index).sum() + b.index_select(0, rows).sum() + c[rows].sum()).backward()
+
+    def reset() -> None:
+        for source in sources:
+            source.grad = None
+
+    return Step(run=run, reset=reset)
+
+
 STEPS = {
     "head, frozen": lambda: eager_head(frozen=True),
     "head, trainable": lambda: eager_head(frozen=False),
     "two layers": two_layers,
     "views, in place, out": views_in_place_and_out,
     "gradient twice": gradient_twice,
+    "gradient of an indexing": gradient_of_an_indexing,
 }
 
 
@@ -255,9 +273,7 @@ def test_peak_above_inputs_is_the_profilers(build: Callable[[], Step]) -> None:
     profiled = profiled_peak(step)
     peak = measure_peaks(step, "cpu", repeats=1)["peak_above_inputs"]
     assert profiled > 80_000
-    # The profiler also sees the scalars that an operator wraps into tensors inside itself. And under a dispatch mode the
-    # backward of `gather` is out of place, which moves the heads' peak to there, by one value a row.
-    assert abs(peak - profiled) <= 64 * 4 + 64
+    assert abs(peak - profiled) <= 64  # the profiler also sees the scalars that an operator wraps into tensors inside itself
 
 
 @pytest.mark.parametrize("build", STEPS.values(), ids=STEPS.keys())
@@ -265,7 +281,7 @@ def test_peak_is_what_torchs_own_tracker_finds(build: Callable[[], Step]) -> Non
     from torch.distributed._tools.mem_tracker import MemTracker
 
     theirs, ours = MemTracker(), LiveBytes()
-    with theirs:
+    with OperatorWatch(), theirs:  # inside ours theirs too sees the gradient of an indexing in place
         step = build()
         step.run()
     with ours:

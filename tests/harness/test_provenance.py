@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from rich.console import Console
 from frostline.harness import session as sessions
 from frostline.harness.describe import Request, plan_compare
 from frostline.harness.progress import Progress
-from frostline.harness.provenance import violation
+from frostline.harness.provenance import imported_modules, violation
 from frostline.harness.side import Source
 from frostline.results.record import Module, Role, Status
 from frostline.results.store import Store
@@ -84,3 +87,22 @@ def test_a_path_that_only_looks_alike_is_outside():
     assert violation([module], Path("/cache/side"), ("measured",))
     assert not violation([module], Path("/cache/side-2"), ("measured",))
     assert not violation([], None, ("measured",))
+
+
+def test_a_file_is_read_again_when_its_module_was_imported_again(tmp_path, monkeypatch):
+    def of_the_file():
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+
+    file = tmp_path / "reread.py"
+    file.write_text("SIDE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("reread")
+    (first,) = imported_modules(["reread"])
+    assert (first.name, first.file, first.sha256) == ("reread", str(file), of_the_file())
+    file.write_text("SIDE = 12\n")
+    assert imported_modules(["reread"]) == [first]  # what has been imported still runs
+    importlib.reload(module)
+    (second,) = imported_modules(["reread"])
+    assert second.sha256 == of_the_file() != first.sha256
+    monkeypatch.delitem(sys.modules, "reread")
+    assert imported_modules(["reread"]) == []

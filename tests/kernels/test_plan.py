@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.kernels import FusedLinearGRPOLoss, alternatives, linear_logprob, plan
 from frostline.kernels.lm_head.alternatives import format_bytes
+from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.plan import Needs, Problem, Strategy, forms_in_forward, make_plan, override
 from frostline.kernels.matmul import target_device
 
@@ -381,3 +382,13 @@ def test_why_not(needs, changes, strategy, note):
 )
 def test_sentences_have_the_units_of_the_table(size, said):
     assert format_bytes(size) == said
+
+
+@pytest.mark.parametrize("capability, fused", [((9, 0), True), ((8, 0), False), ((8, 9), False)])
+def test_the_generation_of_a_gpu_that_is_not_there_is_that_of_the_target(capability, fused):
+    hidden, weight = torch.empty(8, 64, dtype=torch.bfloat16), torch.empty(32, 64, dtype=torch.bfloat16)
+    assert not fusable(hidden, weight)
+    with target_device("cuda", capability=capability):
+        assert fusable(hidden, weight) is fused
+    with target_device("cuda"):
+        assert fusable(hidden, weight)

@@ -249,6 +249,7 @@ class TestPolicy:
             ({"inconclusive": True}, 'gate.inconclusive: wanted "fail" or "warn", got true'),
             ({"predicted": "yes"}, 'gate.predicted: wanted "auto" or true or false, got "yes"'),
             ({"isolation": "thread"}, 'gate.isolation: wanted "spawn" or "fork", got "thread"'),
+            ({"python": 3.12}, "gate.python: wanted the path of an interpreter or environment, got 3.12"),
             ({"base": 3}, "gate.base: wanted a revision, or merge-base, got 3"),
             ({"blocks": ["worse"]}, "gate.blocks: wanted a list of slower"),
             ({"blocks": []}, "gate.blocks: wanted a list of slower"),

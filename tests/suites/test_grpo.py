@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.harness import selection
 from frostline.harness.declare import Skipped
+from frostline.kernels.matmul import target_device
 from frostline.suites.grpo import grpo
 from frostline.suites.policy_step import peers
 
@@ -220,10 +221,19 @@ def test_without_a_compiler_nothing_is_compiled_for_a_cpu(monkeypatch):
         make("torch_compile")
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_peers_are_measured_and_not_predicted(peer):
-    with FakeTensorMode(), pytest.raises(Skipped, match=f"the cost model knows nothing of what {peer} allocates"):
+@pytest.mark.parametrize("peer, why", [("torch_compile", "compiler decides"), ("cce", "asks the device which tokens count")])
+def test_what_cannot_be_predicted_says_why(peer, why):
+    if peer != "torch_compile":
+        need(peer)
+    with FakeTensorMode(), pytest.raises(Skipped, match=f"{why}.*: measure it"):
         make(peer)
+
+
+def test_liger_can_be_followed():
+    """TRL can be as well, but not here: what the cost model notes are launches of compiled kernels; these are interpreted."""
+    need("liger")
+    with FakeTensorMode(), target_device("cuda"):
+        make("liger").run()
 
 
 # --- The rest --------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,67 @@
+"""`frostline cost` as typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def test_the_command_tells_what_a_figure_is_made_of(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    options = ["--preset", "small", "--set", "vocab=4096", "--set", "lm_head=frozen", "--implementations", "pruned,torch"]
+    markdown = tmp_path / "cost.md"
+    command = ["cost", "grpo", *options, "--device", "h200", "--detail", "--top", "3", "--markdown", markdown]
+    done = frostline(*command, "--db", tmp_path / "f.db")
+    assert done.returncode == 0, done.stderr
+    flat = " ".join(done.stdout.split())
+    assert "time at best, H200 SXM" in flat and "an estimate, and the least it can be" in flat
+    assert "figures of the H200 SXM: NVIDIA H200" in flat
+    assert "pruned: peak " in flat and "reached at operator " in flat and "frostline/kernels/lm_head/engine.py:" in flat
+    assert "frostline.mm_wide" in flat or "aten.mm" in flat
+    assert markdown.read_text().count("|---") > 4
+    assert "worker.py" not in flat
+
+
+def test_the_command_refuses_a_device_that_it_does_not_know(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    done = frostline("cost", "grpo", "--preset", "small", "--device", "abacus", "--db", tmp_path / "f.db")
+    assert done.returncode == 2
+    assert "--device: got 'abacus'" in done.stderr
+
+
+def test_a_prediction_is_measured_beside(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    options = ["--preset", "small", "--set", "layers=0", "--set", "masked=0.5", "--set", "lm_head=frozen", "--target", "cpu"]
+    store = ["--db", tmp_path / "f.db"]
+    done = frostline("cost", "cost_model", *options, "--implementations", "torch,known", "--measure", *store)
+    assert done.returncode == 0, done.stderr
+    assert "peaks are off by 0.00% at most, above the inputs by 0.00%" in done.stdout
+    assert "FLOPs are equal in 2 of 2" in done.stdout
+    chart = frostline("chart", "validation", "--out", tmp_path, *store)
+    assert chart.returncode == 0, chart.stderr
+    assert "2 of 2 predicted peaks are within 2%" in chart.stdout
+    assert (tmp_path / "validation.png").stat().st_size > 10_000
+
+
+def test_a_gpu_is_not_measured_where_there_is_none(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    done = frostline("cost", "cost_model", "--preset", "small", "--measure", "--db", tmp_path / "f.db", env={"PATH": ""})
+    assert done.returncode == 2
+    assert "--measure: there is no GPU here; add --target cpu" in done.stderr
+
+
+def test_a_named_device_takes_its_own_branches(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    options = ["--preset", "small", "--set", "vocab=4096", "--set", "lm_head=frozen", "--set", "dtype=bfloat16"]
+    shown = {}
+    for name in ("h200", "a100"):
+        done = frostline(
+            "cost",
+            "grpo",
+            *options,
+            "--implementations",
+            "pruned",
+            "--device",
+            name,
+            "--detail",
+            "--db",
+            tmp_path / f"{name}.db",
+        )
+        assert done.returncode == 0, done.stderr
+        shown[name] = "frostline.fold_logits" in done.stdout
+    assert shown == {"h200": True, "a100": False}

@@ -1,0 +1,77 @@
+"""What the ops declare that they move, against hand counts; and that every op declares it."""
+
+from __future__ import annotations
+
+import torch
+
+from frostline.kernels import matmul
+from frostline.kernels.lm_head import fused, tiles
+from frostline.kernels.traffic import size_of
+
+ROWS, WIDTH, H, V = 128, 512, 64, 1000
+SCALARS = (1.0, 1.0, False)
+DECLARED = {**matmul.TRAFFIC, **tiles.TRAFFIC, **fused.TRAFFIC}
+
+
+def empty(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype)
+
+
+def narrow(*shape):
+    return empty(*shape, dtype=torch.bfloat16)
+
+
+def moved(op, *args):
+    return DECLARED[op.overloadpacket](*args)
+
+
+def test_every_op_declares_its_traffic():
+    assert {op.__name__ for op in DECLARED} == {*tiles._SCHEMAS, *fused._SCHEMAS, "mm_wide"}
+
+
+def test_a_tile_in_memory():
+    x, row, targets = empty(ROWS, WIDTH), empty(ROWS), empty(ROWS, dtype=torch.int64)
+    tile, fp32_row = 4 * ROWS * WIDTH, 4 * ROWS
+    assert moved(tiles.reduce_tile, x, None, targets, row, row, None, 0, *SCALARS) == tile + 8 * ROWS + 4 * fp32_row
+    # fp32 logits in, bf16 probabilities out; reference, total and moment in and out, rescale out
+    given = (x, empty(WIDTH), targets, narrow(ROWS, WIDTH), row, row, row, row, 0, 40.0, *SCALARS)
+    assert moved(tiles.fold_tile, *given) == tile + tile // 2 + 4 * WIDTH + 8 * ROWS + 6 * fp32_row + fp32_row
+    # over the logits themselves
+    given = (x, None, targets, row, row, row, row, None, None, None, 0, *SCALARS)
+    assert moved(tiles.gradient_tile, *given) == 2 * tile + 8 * ROWS + 4 * fp32_row
+
+
+def test_rows_of_the_weight_that_are_picked():
+    hidden, weight, targets, row = narrow(ROWS, H), narrow(V, H), empty(ROWS, dtype=torch.int64), empty(ROWS)
+    assert moved(tiles.target_logits, hidden, weight, None, targets, row, *SCALARS) == 2 * 2 * ROWS * H + 8 * ROWS + 4 * ROWS
+    given = (empty(ROWS, H), weight, targets, row, row, narrow(ROWS, H))
+    assert moved(tiles.finish_rows, *given) == (4 + 2 + 2) * ROWS * H + (8 + 4 + 4) * ROWS
+
+
+def test_factors():
+    values, one = narrow(ROWS, H), torch.ones(())
+    assert moved(tiles.rescale_rows, values, empty(ROWS)) == 4 * ROWS, "rows are not touched where the factor is 1"
+    assert moved(tiles.scaled_rows, values, one.expand(ROWS), narrow(ROWS, H)) == 2 * 2 * ROWS * H + 4
+
+
+def test_a_tile_that_is_made_in_its_product():
+    hidden, weight, targets, row = narrow(ROWS, H), narrow(WIDTH, H), empty(ROWS, dtype=torch.int64), empty(ROWS)
+    operands, workspace = 2 * (ROWS + WIDTH) * H, empty(3 * ROWS * 2 + 1)
+    partials = 2 * 2 * ROWS * 2 * 4  # a maximum and a sum of two column tiles, written and read
+    given = (hidden, weight, None, targets, narrow(ROWS, WIDTH), row, row, None, row, workspace, 0, 40.0, *SCALARS)
+    assert moved(fused.fold_logits, *given) == operands + 2 * ROWS * WIDTH + (8 + 4 + 16) * ROWS + partials
+    given = (hidden, weight, None, targets, empty(ROWS, WIDTH), row, row, None, workspace, 0, *SCALARS)
+    assert moved(fused.reduce_logits, *given) == operands + 4 * ROWS * WIDTH + (8 + 16) * ROWS + partials
+    given = (hidden, weight, None, targets, row, row, row, row, None, None, narrow(ROWS, WIDTH), 0, *SCALARS)
+    assert moved(fused.gradient_logits, *given) == operands + 2 * ROWS * WIDTH + (8 + 16) * ROWS
+
+
+def test_a_product():
+    a, b, out = narrow(ROWS, H), narrow(H, WIDTH), empty(ROWS, WIDTH)
+    once = 2 * (ROWS + WIDTH) * H + 4 * ROWS * WIDTH
+    assert DECLARED[torch.ops.frostline.mm_wide](a, b, out, False) == once
+    assert DECLARED[torch.ops.frostline.mm_wide](a, b, out, True) == once + 4 * ROWS * WIDTH
+
+
+def test_what_is_expanded_is_read_once():
+    assert size_of(torch.ones(1).expand(1000), None, torch.ones(3)) == 4 + 12
