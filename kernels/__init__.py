@@ -4,15 +4,22 @@ from frostline.kernels.lm_head import FusedLinearGRPOLoss, fused_linear_grpo_los
 from frostline.kernels.lm_head.alternatives import alternatives
 from frostline.kernels.lm_head.plan import Needs, Plan, plan
 from frostline.kernels.lm_head.policy_options import PolicyOptions
+from frostline.kernels.norm import FusedAddRMSNorm, LayerNorm, RMSNorm, fused_add_rms_norm, layer_norm, rms_norm
 
 __all__ = [
+    "FusedAddRMSNorm",
     "FusedLinearGRPOLoss",
+    "LayerNorm",
     "Needs",
     "Plan",
     "PolicyOptions",
+    "RMSNorm",
     "alternatives",
+    "fused_add_rms_norm",
     "fused_linear_grpo_loss",
     "head_parameters",
+    "layer_norm",
     "linear_logprob",
     "plan",
+    "rms_norm",
 ]

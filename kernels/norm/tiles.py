@@ -1,0 +1,204 @@
+"""A norm's forward and backward as registered ops, and the shorter way to the same functions.
+
+`forward(x, residual, weight, bias, norm, keep) -> (y, total, stats)` normalises the rows of `x` [..., D], or of `total` = x +
+residual, rounded to their dtype as a separate addition would be. `stats` is fp32 (fp64 for fp64): 1 / deviation of every row
+and then, of a centred norm, the mean of every row; None unless `keep`.
+
+`backward(dy, dtotal, x, weight, stats, norm, needs) -> (dx, d weight, d bias)` is its vector-Jacobian product, `x` being what
+was normalised; `dtotal`, the gradient that reaches `total` from elsewhere, is added to `dx`. What `needs` does not ask for is
+None, and neither computed nor allocated; the parameters' gradients are summed in fp32 and rounded once.
+
+On the CPU and for float64 they are torch operators (`tiles_torch`), on CUDA Triton kernels (`tiles_triton`, imported at the
+first launch). `torch.ops.frostline.norm` and `norm_backward` are the same for whoever must see an operator: the compiler, fake
+tensors, dispatch modes. An operator cannot leave a result out: what is not asked for is empty there. Dispatch costs a few
+microseconds of the host's time, so plain tensors outside of all that go past it (`plain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from frostline.kernels.matmul import accumulator_dtype
+from frostline.kernels.norm import tiles_torch
+from frostline.kernels.norm.layout import Needs, Norm
+
+Forward: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
+Backward: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+_NORM = "float eps, float offset, bool centred, bool rounded"
+_SCHEMAS = {
+    "norm": f"(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, {_NORM}, bool keep)"
+    " -> (Tensor y, Tensor total, Tensor stats)",
+    "norm_backward": f"(Tensor dy, Tensor? dtotal, Tensor x, Tensor? weight, Tensor stats, {_NORM}, bool needs_x,"
+    " ScalarType? needs_weight, ScalarType? needs_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+}
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
+
+_cpu_tiles: ModuleType = tiles_torch
+_cuda_tiles: ModuleType | None = None
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Run the Triton kernels on CPU tensors, interpreted: TRITON_INTERPRET=1 must be set before they are imported."""
+    global _cpu_tiles
+    from frostline.kernels.norm import tiles_triton
+
+    before, _cpu_tiles = _cpu_tiles, tiles_triton
+    try:
+        yield
+    finally:
+        _cpu_tiles = before
+
+
+def plain(*tensors: Tensor | None) -> bool:
+    """Whether nobody has to see an operator: no subclass, no compiler, no dispatch mode, no function transform."""
+    if torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            return False
+    return not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active()
+
+
+def _tiles(x: Tensor) -> ModuleType:
+    if not x.is_cuda:
+        return _cpu_tiles
+    if x.dtype == torch.float64:  # scalars reach a Triton kernel as fp32: not enough for float64
+        return tiles_torch
+    return _cuda_tiles or _import_triton()
+
+
+def _import_triton() -> ModuleType:
+    global _cuda_tiles
+    from frostline.kernels.norm import tiles_triton
+
+    _cuda_tiles = tiles_triton
+    return tiles_triton
+
+
+def forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: Norm, keep: bool) -> Forward:
+    """Normalise rows of plain tensors (see the module)."""
+    return _tiles(x).forward(x, residual, weight, bias, norm, keep)  # type: ignore[no-any-return]  # a module's attribute
+
+
+def backward(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor | None, stats: Tensor, norm: Norm, needs: Needs
+) -> Backward:
+    """The gradients that are asked for, of plain tensors (see the module)."""
+    return _tiles(x).backward(dy, dtotal, x, weight, stats, norm, needs)  # type: ignore[no-any-return]  # a module's attribute
+
+
+def planned_backward(x: Tensor, weight: Tensor | None, norm: Norm, needs: Needs) -> Callable[..., Backward]:
+    """`backward` for all that a forward of `x` knows of it: to be called with (dy, dtotal, x, weight, stats)."""
+    return _tiles(x).planned_backward(x, weight, norm, needs)  # type: ignore[no-any-return]  # a module's attribute
+
+
+def _norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    eps: float, offset: float, centred: bool, rounded: bool, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    y, total, stats = forward(x, residual, weight, bias, Norm(eps, offset, centred, rounded), keep)
+    return y, _or_empty(total, x), _or_empty(stats, x)
+
+
+def _norm_backward(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor | None, stats: Tensor,
+    eps: float, offset: float, centred: bool, rounded: bool,
+    needs_x: bool, needs_weight: torch.dtype | None, needs_bias: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    needs = Needs(needs_x, needs_weight, needs_bias)
+    dx, dweight, dbias = backward(dy, dtotal, x, weight, stats, Norm(eps, offset, centred, rounded), needs)
+    return _or_empty(dx, x), _or_empty(dweight, x), _or_empty(dbias, x)
+
+
+def _norm_fake(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    eps: float, offset: float, centred: bool, rounded: bool, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    del weight, bias, eps, offset, rounded
+    rows = x.numel() // x.shape[-1]
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(0 if residual is None else x.shape),
+        x.new_empty((1 + centred) * rows if keep else 0, dtype=accumulator_dtype(x.dtype)),
+    )
+
+
+def _norm_backward_fake(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor | None, stats: Tensor,
+    eps: float, offset: float, centred: bool, rounded: bool,
+    needs_x: bool, needs_weight: torch.dtype | None, needs_bias: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    del dy, dtotal, weight, stats, eps, offset, centred, rounded
+    dweight, dbias = (
+        x.new_empty(0) if dtype is None else x.new_empty(x.shape[-1], dtype=dtype) for dtype in (needs_weight, needs_bias)
+    )
+    return x.new_empty(x.shape if needs_x else 0), dweight, dbias
+
+
+def _or_empty(result: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_empty(0) if result is None else result
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, residual, weight, bias, *constants, _ = inputs
+    _, total, stats = output
+    ctx.save_for_backward(x if residual is None else total, weight, stats)
+    ctx.constants = constants
+    ctx.dtypes = (None if weight is None else weight.dtype, None if bias is None else bias.dtype)
+    ctx.added = residual is not None
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, dtotal: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, weight, stats = ctx.saved_tensors
+    needs = needs_of(ctx.needs_input_grad, ctx.added, *ctx.dtypes)
+    constants = (None,) * 5
+    if dy is None:
+        return dtotal, dtotal if ctx.added else None, None, None, *constants
+    dx, dweight, dbias = seen_backward(dy, dtotal if ctx.added else None, x, weight, stats, Norm(*ctx.constants), needs)
+    return dx, dx if ctx.added else None, dweight, dbias, *constants
+
+
+def needs_of(needed: tuple[bool, ...], added: bool, weight: torch.dtype | None, bias: torch.dtype | None) -> Needs:
+    """What is asked for, from autograd's `needs_input_grad` of (x, residual, weight, bias)."""
+    return Needs(needed[0] or (added and needed[1]), weight if needed[2] else None, bias if needed[3] else None)
+
+
+def seen_forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: Norm, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """(y, total) through the operator, which autograd, the compiler and dispatch modes see."""
+    y, total, _ = torch.ops.frostline.norm.default(x, residual, weight, bias, *norm, keep)
+    return y, None if residual is None else total
+
+
+def seen_backward(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor | None, stats: Tensor, norm: Norm, needs: Needs
+) -> Backward:
+    """`backward` through the operator."""
+    dx, dweight, dbias = torch.ops.frostline.norm_backward.default(dy, dtotal, x, weight, stats, *norm, *needs)
+    return dx if needs.x else None, None if needs.weight is None else dweight, None if needs.bias is None else dbias
+
+
+def _no_second_derivative(*_: Any) -> None:
+    raise RuntimeError("a norm has no second derivative here: take a penalty of gradients on torch's own norms")
+
+
+_library = torch.library.Library("frostline", "FRAGMENT")
+for _name, _schema in _SCHEMAS.items():
+    _library.define(_name + _schema)
+for _key in ("CPU", "CUDA"):
+    _library.impl("norm", _norm, _key)
+    _library.impl("norm_backward", _norm_backward, _key)
+_library.impl("norm", _norm_fake, "Meta")
+_library.impl("norm_backward", _norm_backward_fake, "Meta")
+torch.library.register_autograd("frostline::norm", _differentiate, setup_context=_setup, lib=_library)
+torch.library.register_autograd("frostline::norm_backward", _no_second_derivative, lib=_library)
