@@ -16,7 +16,7 @@ BIN := .venv/bin
 ROOMS := kernels harness suites results dashboards
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-grpo bench-head report compare crossover gate method test lint pins clean
+.PHONY: help bench-grpo bench-head bench-norms report compare crossover gate method test lint pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ bench-grpo: .venv/run.stamp ## the frozen/trainable table of the GRPO head on th
 bench-head: .venv/run.stamp ## the head beside its matrix products alone and other heads, and whether it reaches its bars
 	$(BIN)/frostline run head_floor $(ARGS)
 	$(BIN)/frostline chart floor --out results
+
+bench-norms: .venv/run.stamp ## what freezing the parameters of a norm saves in its backward, beside other norms
+	$(BIN)/frostline run norms $(ARGS)
 
 report: .venv/run.stamp ## the table and the verdicts of the last session
 	$(BIN)/frostline report $(ARGS)
