@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from frostline.results.causes import cause_of_more
 from frostline.results.evidence import Evidence, Standing
 from frostline.results.flags import NOT_VERIFIED, code_flags, device_flags, round_flags
 from frostline.results.record import (
@@ -146,9 +147,17 @@ def _judge_places(side: _Place, baseline: _Place, thresholds: Thresholds) -> Ite
         metric = side.evidence.metrics.get(name) or baseline.evidence.metrics[name]
         delta = thresholds.delta_of(side.case.suite, metric)
         judged = apart or _judge_metric(side, baseline, metric, delta, thresholds.bytes_of(metric))
+        if judged.outcome is Outcome.MORE and side.role is Role.PREDICT and _one_step(side, baseline):
+            why = cause_of_more(name, ours[-1], theirs[-1])
+            judged = replace(judged, sentence=f"{judged.sentence} {why}".rstrip())
         timed = metric.kind is Kind.TIMING and apart is None
         own = device_flags([*ours, *theirs]) + _round_flags(side, baseline, metric, delta) if timed else []
         yield _verdict(side, baseline, metric, judged, delta, [*flags, *own])
+
+
+def _one_step(side: _Place, baseline: _Place) -> bool:
+    """Whether both are the same implementation by other code; how two implementations differ is no regression."""
+    return side.side.implementation == baseline.side.implementation
 
 
 def _judge_metric(side: _Place, baseline: _Place, metric: Metric, delta: float, byte_tolerance: float) -> Judgement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
@@ -63,11 +64,61 @@ def test_a_frozen_weight_whose_gradient_is_computed_again_fails_and_is_named(cop
     assert "Failed: something got worse" in done.stdout
     assert "grpo lm_head=frozen, flops (predicted): more." in done.stdout
     assert "grpo lm_head=frozen, peak_allocated (predicted): more." in done.stdout
+    assert re.search(r"lm_head=frozen, flops .*TFLOP.* Most of it is \S+: \S+ TFLOP more", done.stdout)
     assert "lm_head=trainable, flops (predicted): more" not in done.stdout
     assert "### Failed: something got worse" in summary.read_text()
     failures = ElementTree.parse(tmp_path / "j.xml").getroot().iter("failure")
     assert len(list(failures)) == 2
     assert json.loads((tmp_path / "j.json").read_text())["exit_code"] == 1
+
+
+STREAM = "    count, width = head.hidden.shape\n    result, known"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "named"),
+    [
+        pytest.param(
+            "kernels/lm_head/engine.py",
+            STREAM,
+            f"    copy = head.weight.float()\n{STREAM}",
+            r"1\.957 GiB of \[128,256, 4,096\] float32, made by aten\._to_copy at \S+/engine\.py:\d+ stream",
+            id="an fp32 copy of the weight",
+        ),
+        pytest.param(
+            "kernels/lm_head/engine.py",
+            STREAM,
+            f"    logits = (head.hidden @ head.weight.t()).float()\n{STREAM}",
+            r"3\.914 GiB of \[8,192, 128,256\] float32, made by aten\._to_copy at \S+/engine\.py:\d+ stream",
+            id="an fp32 copy of the logits",
+        ),
+        pytest.param(
+            "kernels/lm_head/known_loss.py",
+            "        head = make_head(hidden, weight, bias, targets, call.transform, call.masked)\n        entropy",
+            "        head = make_head(hidden, weight, bias, targets, call.transform, call.masked)\n"
+            "        ctx.states = hidden.float()\n        entropy",
+            r"128\.0 MiB of \[8,192, 4,096\] float32, made by aten\._to_copy at \S+/known_loss\.py:\d+ forward",
+            id="a saved tensor kept alive",
+        ),
+        pytest.param(
+            "kernels/lm_head/sizes.py",
+            "        fused_columns=16896,",
+            "        fused_columns=33792,",
+            r"264\.0 MiB of \[4,096, 33,792\] bfloat16, made by aten\.empty at \S+/engine\.py:\d+ empty",
+            id="tiles that grew",
+        ),
+    ],
+)
+def test_memory_that_is_taken_again_fails_and_the_operator_is_named(copy, gate, name, before, after, named):
+    replace(copy, name, before, after)
+    copy.write(
+        {"pyproject.toml": (copy.path / "pyproject.toml").read_text().replace("vocab =", 'lm_head = ["frozen"], vocab =')}
+    )
+    done = gate("--base", "HEAD")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(rf"peak_allocated \(predicted\): more\. .* Alive at its peak and not before: {named}", done.stdout), (
+        done.stdout
+    )
 
 
 def test_a_change_of_comments_passes(copy, gate):
