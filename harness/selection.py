@@ -65,7 +65,7 @@ def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
             raise UsageError(f"--set: expected AXIS=VALUE[,VALUE...], got {setting!r}")
         if axis not in suite.axes:
             meant = _did_you_mean(axis, list(suite.axes))
-            raise UsageError(f"--set: {suite.name} has no axis {axis!r}{meant}; it has {', '.join(suite.axes)}")
+            raise UsageError(f"--set: {suite.name} has no axis {axis!r}{meant}; it has {', '.join(suite.axes) or 'none'}")
         known = [*suite.axes[axis], *preset.values(axis), *suite.choices.get(axis, ())]
         typed[axis] = [_parse(axis, value, known) for value in values.split(",")]
     cases = [case for part in preset.parts or [{}] for case in suite.cases({**preset.axes, **part, **typed})]

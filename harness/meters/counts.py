@@ -118,6 +118,10 @@ class Call:
         return asdict(self)
 
 
+# Products whose first argument is what they are added to, in whatever dtype; the factors come after it.
+_ADDED_TO = (torch.ops.aten.addmm, torch.ops.aten.baddbmm, torch.ops.aten.addbmm, torch.ops.aten.addmv)
+
+
 class Tally:
     """Counts operators as they pass: hand `seen` to an `OperatorWatch` as its `call`.
 
@@ -141,7 +145,8 @@ class Tally:
         flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
         declared = self._traffic.get(packet)
         moved = least_bytes(operator, args, kwargs, result) if declared is None else declared(*args, **kwargs)
-        key = (str(packet), _dtype_of(args, kwargs, result), flops, int(moved), declared is not None)
+        factors = args[1:] if packet in _ADDED_TO else args
+        key = (str(packet), _dtype_of(factors, kwargs, result), flops, int(moved), declared is not None)
         if flops:
             self.products_in.add("backward" if node_name() else "forward")
         self._calls[key] = self._calls.get(key, 0) + 1

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from frostline.harness.declare import Step
-from frostline.harness.meters.counts import FORMULAS, count
+from frostline.harness.meters.counts import FORMULAS, Tally, count
 from frostline.harness.meters.dispatch import OperatorWatch
 
 M, K, N, B = 3, 5, 7, 2
@@ -150,6 +150,14 @@ def test_composite_operators_count_as_their_parts_in_every_mode() -> None:
     with torch.inference_mode():
         assert count(Step(run=lambda: functional.linear(x, weight))) == plain
     assert plain["flops"] == 2 * 2 * M * N * K
+
+
+def test_a_product_is_of_its_factors_dtype_whatever_it_is_added_to() -> None:
+    sums, factors = torch.zeros(4, 4), torch.randn(4, 4, dtype=torch.bfloat16)
+    tally = Tally()
+    with FakeTensorMode(allow_non_fake_inputs=True), OperatorWatch(call=tally.seen):
+        torch.ops.aten.addmm.dtype(sums, factors, factors, torch.float32)
+    assert [(call.operator, call.dtype) for call in tally.calls] == [("aten.addmm", "bfloat16")]
 
 
 @pytest.mark.parametrize("mode", [nullcontext, FakeTensorMode])
