@@ -57,7 +57,7 @@ def comparison(request: Request, base: Asked, head: Asked, repo: Path, progress:
         UsageError: neither was named and the working tree is HEAD, or what was named is not there.
         NothingMeasured: a source cannot be built or downloaded.
     """
-    against = replace(base, text=base.text or "HEAD")
+    against = replace(base, text="HEAD" if base.text is None else base.text)
     for asked in (against, head):
         check(asked, repo)
         if request.suite in bundled_names() and asked.of_git and not (find_project(repo).root / "kernels").is_dir():
@@ -169,7 +169,9 @@ def gate(
         sessions.
     """
     root = find_project(repo).root
-    against = base or (merge_base(root).label if policy.base == MERGE_BASE else policy.base)
+    against = base
+    if against is None:
+        against = merge_base(root).label if policy.base == MERGE_BASE else policy.base
     predicted = policy.predicted if policy.predicted != "auto" else not query_gpu(["name"])
 
     def sources(targets: Sequence[str]) -> list[Source]:

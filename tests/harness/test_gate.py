@@ -191,3 +191,11 @@ def test_a_mistake_in_the_policy_is_exit_2(copy, gate, before, after, said):
     done = gate("--base", "HEAD")
     assert done.returncode == 2, done.stdout + done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("typed", [("--base", ""), ("--base", "HEAD", "--head", "")])
+def test_an_empty_revision_is_a_mistake_and_not_the_default(gate, typed):
+    """An unset variable of a CI job must not change what is compared."""
+    done = gate(*typed)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert typed[-2] in done.stderr.splitlines()[-1]
