@@ -30,6 +30,11 @@ class ToolFailed(Exception):
     """A tool ended in a way that is no answer; with the end of what it said."""
 
 
+def _outside_pytest() -> dict[str, str]:
+    """The environment without what a pytest around us leaves in it: pytest-benchmark measures nothing in a worker of xdist."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
 @dataclass(frozen=True)
 class Reading:
     """What a tool says of a step in one of its settings. `ratio`: second over first, None where it does not say."""
@@ -94,7 +99,7 @@ class Shell:
         ended = subprocess.run(
             [*_PROGRAMS.get(command[0], (command[0],)), *command[1:]],
             cwd=self.repository.path,
-            env={**os.environ, **self.variables, **(extra or {})},
+            env={**_outside_pytest(), **self.variables, **(extra or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
