@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from norm_reference import EPS, doubles, eager_rms, error, exact, gradients, leaves, normalised
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -11,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from frostline.kernels.norm import FusedAddRMSNorm, LayerNorm, RMSNorm, fused_add_rms_norm, layer_norm, rms_norm, tiles
 from frostline.kernels.norm.layout import Norm, row_stride
 
-EPS = 1e-6
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Blocks that are not full, with rows left over in the last tile; full ones; a long row, which is cut into chunks in fp32.
 SHAPES = [(5, 7), (3, 11, 100), (33, 256), (2, 8200)]
@@ -34,44 +34,6 @@ def dtype(request, backend):
     if backend == "triton" and request.param == torch.bfloat16:
         pytest.skip("the interpreter cuts bf16 off instead of rounding it: see test_norm_gpu")
     return request.param
-
-
-def normalised(x, centred=False):
-    x = x - x.mean(-1, keepdim=True) if centred else x
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-
-
-def exact(x, w=None, b=None, offset=0.0, centred=False):
-    y = normalised(x, centred)
-    y = y if w is None else y * (w + offset)
-    return y if b is None else y + b
-
-
-def eager_rms(x, w, offset, mode):
-    """The same norm as models write it in torch."""
-    if mode == "llama":
-        return (w + offset if offset else w) * normalised(x.float()).to(x.dtype)
-    if mode == "gemma":
-        return (normalised(x.float()) * (offset + w.float())).to(x.dtype)
-    return normalised(x) * (w + offset if offset else w)
-
-
-def error(found, wanted):
-    return float((found.detach().double() - wanted.detach()).norm() / wanted.detach().norm().clamp_min(1e-30))
-
-
-def leaves(shape, dtype, *trained):
-    """x, and one parameter for each flag, which says whether it is trained."""
-    x = torch.randn(shape).mul(2).add(0.3).to(dtype).requires_grad_()
-    return x, *(torch.randn(shape[-1]).to(dtype).requires_grad_(flag) for flag in trained)
-
-
-def doubles(tensors):
-    return [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
-
-
-def gradients(y, tensors, dy):
-    return torch.autograd.grad(y, [t for t in tensors if t.requires_grad], dy)
 
 
 def as_accurate(ours, theirs, wanted, dtype):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
+import norm_reference
 import pytest
 import torch
+from norm_reference import EPS, doubles, eager_rms, error, exact, gradients, normalised
 from torch.nn import functional
 
 from frostline.kernels.norm import RMSNorm, fused_add_rms_norm, layer_norm, rms_norm
@@ -14,45 +18,9 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 MODES = ["llama", "gemma", "none"]
 SHAPES = [(1, 1), (5, 7), (3, 33, 100), (700, 128), (300, 256), (513, 1000), (64, 4096), (40, 5120), (33, 8192), (9, 16384)]
 LONG = [(3, 20000), (5, 32768), (2, 131072), (3, 262144)]
-EPS = 1e-6
 
 
-def normalised(x, centred=False):
-    x = x - x.mean(-1, keepdim=True) if centred else x
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-
-
-def exact(x, w, b=None, offset=0.0, centred=False):
-    y = normalised(x, centred) * (w + offset)
-    return y if b is None else y + b
-
-
-def eager_rms(x, w, offset, mode):
-    """The same norm as models write it in torch."""
-    if mode == "llama":
-        return (w + offset if offset else w) * normalised(x.float()).to(x.dtype)
-    if mode == "gemma":
-        return (normalised(x.float()) * (offset + w.float())).to(x.dtype)
-    return normalised(x) * (w + offset if offset else w)
-
-
-def error(found, wanted):
-    return float((found.detach().double() - wanted.detach()).norm() / wanted.detach().norm().clamp_min(1e-30))
-
-
-def leaves(shape, dtype, *trained):
-    """x, and one parameter for each flag, which says whether it is trained."""
-    x = torch.randn(shape, device="cuda").mul(2).add(0.3).to(dtype).requires_grad_()
-    return x, *(torch.randn(shape[-1], device="cuda").to(dtype).requires_grad_(flag) for flag in trained)
-
-
-def doubles(tensors):
-    return [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
-
-
-def gradients(y, tensors, dy):
-    asked = [t for t in tensors if t.requires_grad]
-    return torch.autograd.grad(y, asked, dy)
+leaves = functools.partial(norm_reference.leaves, device="cuda")
 
 
 def as_accurate(ours, theirs, wanted, dtype):
