@@ -34,7 +34,7 @@ def _rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | N
     mixed = weight is not None and weight.dtype != input.dtype
     if mixed or input.is_complex() or suggest_memory_format(input) in (torch.channels_last, torch.channels_last_3d):
         return torch.rms_norm(input, list(normalized_shape), weight, eps)
-    normed: Tensor = _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)  # type: ignore[no-untyped-call]
+    normed: Tensor = _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)  # type: ignore[no-untyped-call]  # untyped in torch
     return normed
 
 

@@ -32,7 +32,7 @@ SET_UP = SetUp("a machine", {"numpy": "2.0", "load": "1 process"}, "0123456789ab
 def several(one: Trial, outcomes: dict[str, int], **fields: object) -> list[Trial]:
     """So many trials of each outcome."""
     listed = [outcome for outcome, count in outcomes.items() for _ in range(count)]
-    return [replace(one, outcome=outcome, turn=turn, **fields) for turn, outcome in enumerate(listed)]  # type: ignore[arg-type]
+    return [replace(one, outcome=outcome, turn=turn, **fields) for turn, outcome in enumerate(listed)]  # type: ignore[arg-type]  # fields of a Trial by name
 
 
 def mark_of(found: list[Mark], words: str) -> Mark:
