@@ -61,7 +61,7 @@ class Launcher:
                 return self._fork_all(sides, round_index)
             except Refused as refusal:
                 self._fall_back(str(refusal))
-        return self._start_all(sides, lambda side: self._process(side, round_index, spawned_because=self._refusal))
+        return self._start_all(sides, lambda side: process_of(side, self.plan, round_index, spawned_because=self._refusal))
 
     def _fork_all(self, sides: Sequence[Side], round_index: int) -> list[Process]:
         rounds = max(round_index, 0) // RENEWED_AFTER
@@ -76,7 +76,7 @@ class Launcher:
         for _ in range(2):
             zygote = self._zygotes[side.position][1]
             try:
-                return self._process(side, round_index, launch=zygote.fork, said_before=zygote.said())
+                return process_of(side, self.plan, round_index, launch=zygote.fork, said_before=zygote.said())
             except Stale as stale:
                 reason = str(stale)
                 self._zygotes.pop(side.position)[1].close()
@@ -105,9 +105,6 @@ class Launcher:
                 process.close()
             raise
         return processes
-
-    def _process(self, side: Side, round_index: int, **how: Any) -> Process:
-        return process_of(side, self.plan, round_index, **how)
 
     def _fall_back(self, reason: str) -> None:
         self._refusal = reason  # copies that were made before go on, so the zygotes stay
