@@ -1,4 +1,8 @@
-"""Who starts the processes of a session: new interpreters, or copies of one zygote a side, renewed every few rounds.
+"""Who starts the processes of a session: new interpreters, or copies of one zygote a side, renewed every round.
+
+The rounds are what statistics take for independent, and the copies of one zygote share its memory layout, its hash seed and
+whatever else an import draws by lot. So a zygote serves one round: the round's cases, and the checks before the first. The next
+is not imported while a round measures, which it would disturb, but between two.
 
 The sides of a round are always started alike. Where a side cannot be forked, the whole session goes on with new interpreters,
 and says so.
@@ -15,8 +19,6 @@ from frostline.harness.isolation import Process
 from frostline.harness.plan import Plan
 from frostline.harness.side import Side
 from frostline.harness.zygote import TASKS
-
-RENEWED_AFTER = 3  # rounds: the copies of one zygote share its memory layout and hash seed, which a verdict must not rest on
 
 
 def process_of(side: Side, plan: Plan, round_index: int, **how: Any) -> Process:
@@ -42,7 +44,7 @@ class Launcher:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.plan = plan
         self._say = say
-        self._zygotes: dict[int, tuple[int, Zygote]] = {}  # by the side's position: the rounds that it is for, and the zygote
+        self._zygotes: dict[int, tuple[int, Zygote]] = {}  # by the side's position: the round that it is for, and the zygote
         self._refusal = ""
         if plan.isolation == "fork" and not TASKS.is_dir():
             self._fall_back(f"this system does not tell a process' threads ({TASKS})")
@@ -64,35 +66,35 @@ class Launcher:
         return self._start_all(sides, lambda side: process_of(side, self.plan, round_index, spawned_because=self._refusal))
 
     def _fork_all(self, sides: Sequence[Side], round_index: int) -> list[Process]:
-        rounds = max(round_index, 0) // RENEWED_AFTER
+        serves = max(round_index, 0)  # the checks come before round 0 and share its zygotes
         for side in sides:  # all of them first: they import side by side
-            if side.position in self._zygotes and self._zygotes[side.position][0] != rounds:
+            if side.position in self._zygotes and self._zygotes[side.position][0] != serves:
                 self._zygotes.pop(side.position)[1].close()
             if side.position not in self._zygotes:
-                self._renew(side, rounds)
-        return self._start_all(sides, lambda side: self._fork(side, round_index, rounds))
+                self._renew(side, serves)
+        return self._start_all(sides, lambda side: self._fork(side, round_index))
 
-    def _fork(self, side: Side, round_index: int, rounds: int) -> Process:
+    def _fork(self, side: Side, round_index: int) -> Process:
         for _ in range(2):
-            zygote = self._zygotes[side.position][1]
+            serves, zygote = self._zygotes[side.position]
             try:
                 return process_of(side, self.plan, round_index, launch=zygote.fork, said_before=zygote.said())
             except Stale as stale:
                 reason = str(stale)
                 self._zygotes.pop(side.position)[1].close()
-                self._renew(side, rounds)
+                self._renew(side, serves)
         raise Refused(f"the process to fork from does not last: {reason}")
 
-    def _renew(self, side: Side, rounds: int) -> None:
+    def _renew(self, side: Side, serves: int) -> None:
         zygote = Zygote(
             suite=self.plan.suite,
             path=side.source.path,
             targets=side.source.targets,
-            hash_seed=self.plan.seed + rounds * RENEWED_AFTER + 1,
+            hash_seed=self.plan.seed + serves + 1,
             timeout_s=self.plan.timeout_s,
             python=self.plan.python,
         )
-        self._zygotes[side.position] = rounds, zygote
+        self._zygotes[side.position] = serves, zygote
 
     def _start_all(self, sides: Sequence[Side], start: Callable[[Side], Process]) -> list[Process]:
         """All or none of them."""

@@ -2,7 +2,7 @@
 
 The step is the whole life of one process of an empty suite, driven through the harness's own isolation as a round drives it:
 started, built and warmed up, asked for as many blocks as a round has at most, for peaks, counts and provenance, and closed.
-`spawn` is a new interpreter; `fork` a copy of a zygote that is there already (it imports once for three rounds, which is not in
+`spawn` is a new interpreter; `fork` a copy of a zygote that is there already (it imports once a round, which is not in
 the step). `imports` is what no harness can do without: a bare interpreter that imports what the empty suite imports, and goes
 as a worker does, without tearing down. With `torch`, the files of torch are proved as those of a side would be.
 

@@ -17,7 +17,6 @@ from rich.console import Console
 from frostline.harness import session as sessions
 from frostline.harness.describe import Request, plan_compare, plan_run
 from frostline.harness.forks import Zygote
-from frostline.harness.launch import RENEWED_AFTER
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
 from frostline.harness.side import Source
@@ -33,6 +32,8 @@ def toy(implementation, device, *, n):
     here = {"parent": os.getppid(), "hash": hash("frost")}
     return Step(run=lambda: time.sleep(0.001), outputs=lambda: {"x": 1.0}, reference=lambda: {"x": 1.0}, detail=here)
 """
+CASES = SUITE.replace("n\": [1]", "n\": [1, 2]").replace("import os, time", "import os, time\nLOT = os.urandom(8).hex()")
+CASES = CASES.replace('"hash": hash("frost")', '"hash": hash("frost"), "lot": LOT')
 TORCH_SUITE = """
 import torch
 from frostline.harness import suite, Step
@@ -110,14 +111,19 @@ def test_a_prediction_is_the_same_whatever_the_isolation(measured):
     assert {item.isolation for item in forked.records} == {"spawn"}
 
 
-def test_the_zygote_of_a_side_is_renewed_every_few_rounds_and_its_hashing_with_it(measured):
-    done = measured(rounds=RENEWED_AFTER + 1, isolation="fork")
-    for found in (done.details("parent"), done.details("hash")):
-        assert len(set(found[:RENEWED_AFTER])) == 1 and found[0] != found[-1]
-    beside = [item.environment for item in done.of(position=1)]
-    assert [one["detail"]["hash"] for one in beside] == done.details("hash")
-    assert beside[0]["detail"]["parent"] != done.details("parent")[0]
-    assert [item.environment["seed"] for item in done.of()] == [1, 2, 3, 4]
+def test_each_round_has_zygotes_of_its_own_and_so_its_own_hashing_and_what_an_import_draws_by_lot(measured):
+    """Rounds that share a zygote share its memory layout, and the interval would take them for independent."""
+    done = measured(CASES, rounds=3, isolation="fork")
+    places = sorted((item.round, item.case_id, item.position) for item in done.records if item.role is Role.MEASURE)
+    assert len(places) == 3 * 2 * 2
+    drawn = {}
+    for item in done.records:
+        found = drawn.setdefault((max(item.round, 0), item.position), set())
+        found.add(tuple(item.environment["detail"][name] for name in ("parent", "hash", "lot")))
+    assert {len(found) for found in drawn.values()} == {1}  # the cases of a round, and the checks before the first, share one
+    for at, all_differ in enumerate((6, 3, 6)):  # sides have zygotes of their own, and are hashed alike
+        assert len({next(iter(found))[at] for found in drawn.values()}) == all_differ
+    assert [item.environment["seed"] for item in done.of() if item.case_id == places[0][1]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +156,7 @@ def test_a_zygote_that_dies_is_replaced(measured, monkeypatch):
     monkeypatch.setattr(Zygote, "fork", killing)
     done = measured(rounds=2, isolation="fork")
     assert {(item.status, item.isolation) for item in done.records} == {(Status.OK, "fork")}
-    assert len(set(forks)) == 3
+    assert len(set(forks)) == 5  # a side's for either round, and the one that was replaced
 
 
 def test_code_that_changes_during_a_session_is_an_error(tmp_path, monkeypatch):
