@@ -118,8 +118,10 @@ def resume(session_ref: str, store: Store, progress: Progress, budget_s: float |
 
 
 def verdicts_of(session: Session, store: Store) -> Sequence[Verdict]:
-    """A session's verdicts; of one that was interrupted, what its rounds so far say."""
-    return store.verdicts(session.id) or sessions.judge(_stored_plan(session), store, session)
+    """A session's verdicts; of one that was interrupted, at first or when it was taken up again, what its rounds so far say."""
+    if store.judged_since_measured(session.id):
+        return store.verdicts(session.id)
+    return sessions.judge(_stored_plan(session), store, session)
 
 
 def _stored_plan(session: Session) -> Plan:

@@ -214,6 +214,17 @@ class Store:
             latest[key] = one
         return list(latest.values())
 
+    def judged_since_measured(self, session_id: str) -> bool:
+        """Whether the newest verdict of a session is newer than its newest process; not so where there is none."""
+        measured = self._newest("SELECT started_at FROM process WHERE session_id = ?", session_id)
+        judged = self._newest("SELECT judged_at FROM verdict WHERE session_id = ?", session_id)
+        return judged is not None and (measured is None or measured <= judged)
+
+    def _newest(self, sql: str, session_id: str) -> datetime | None:
+        """The latest of some times as they are stored, which have more digits or fewer."""
+        times = (text for row in self._query(sql, [session_id]) for text in row.values() if text)
+        return max(map(datetime.fromisoformat, times), default=None)
+
     def rounds_done(self, session_id: str) -> set[tuple[str, int]]:
         """The (case id, round) pairs that `--resume` need not measure again.
 

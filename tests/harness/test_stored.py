@@ -1,0 +1,82 @@
+"""What is said of stored sessions that were interrupted, finished later, or never begun. Nothing is measured here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from frostline.harness import commands
+from frostline.harness import session as sessions
+from frostline.harness.plan import Plan
+from frostline.harness.side import Side, Source
+from frostline.results.record import Case, Interleave, Outcome, ProcessRecord, Role, RoundRatio, Status, new_id
+from frostline.results.store import Store
+
+INSTALLED = Source("installed", "installed", "some code")
+
+
+class Recorded:
+    """A session of two sides whose processes are made up: the second takes `ratio` times as long as the first."""
+
+    def __init__(self, store: Store, rounds: int = 8, cases: int = 1) -> None:
+        self.store = store
+        sides = [Side(at, name, INSTALLED, at == 0) for at, name in enumerate(("one", "two"))]
+        found = [Case("toy", "v1", {"n": n}) for n in range(cases)]
+        self.plan = Plan("bench.py::toy", found, sides, rounds, "cpu", 1)
+        self.session = sessions.open_session(self.plan, store, "frostline run bench.py", {})
+
+    def measure(self, rounds: range, ratio: float = 1.0, seconds: float = 1.0) -> None:
+        """Store rounds of every case that have begun just now."""
+        for number in rounds:
+            for case in self.plan.cases:
+                noise = 1e-4 * (number % 3)
+                place = (self.session.id, case.id, number, "step_time", 1, 0)
+                records = [
+                    ProcessRecord(
+                        new_id(), self.session.id, position, case.id, Role.MEASURE, number, Status.OK,
+                        started_at=datetime.now(UTC).isoformat(), seconds=seconds,
+                        measurements={"step_time": 1e6 * ratio**position},
+                    )
+                    for position in (0, 1)
+                ]  # fmt: skip
+                self.store.add_processes(records, [RoundRatio(*place, math.log(ratio) + noise, 4, Interleave.BLOCK)])
+
+    def judge(self) -> None:
+        """Store what is concluded so far, as the end of a command does."""
+        self.store.add_verdicts(sessions.judge(self.plan, self.store, self.session))
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "test.db") as opened:
+        yield opened
+
+
+def shown(store, one):
+    return [(verdict.outcome, verdict.rounds) for verdict in commands.verdicts_of(one.session, store)]
+
+
+def test_what_was_measured_since_the_verdicts_is_judged(store):
+    one = Recorded(store)
+    one.measure(range(4))
+    assert shown(store, one) == [(Outcome.INCONCLUSIVE, 4)]
+    one.judge()
+    assert shown(store, one) == [(Outcome.INCONCLUSIVE, 4)]
+    one.measure(range(4, 7), ratio=2.0)  # finished later, and interrupted again
+    assert shown(store, one) == [(Outcome.INCONCLUSIVE, 7)]
+    one.measure(range(7, 8))
+    one.judge()
+    assert shown(store, one) == [(Outcome.INCONCLUSIVE, 8)]
+    assert len(store.verdicts(one.session.id)) == 1
+
+
+def test_verdicts_that_are_newer_than_what_was_measured_are_shown_as_they_were_given(store):
+    one = Recorded(store)
+    one.measure(range(8), ratio=2.0)
+    one.judge()
+    (given,) = store.verdicts(one.session.id)
+    store.add_verdicts([replace(given, flags=("out of time",))])
+    assert [verdict.flags for verdict in commands.verdicts_of(one.session, store)] == [("out of time",)]
