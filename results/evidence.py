@@ -77,6 +77,12 @@ class Evidence:
         )
 
     @property
+    def only_predicted(self) -> bool:
+        """Whether the cost model was asked and nothing else; not so of a session that ended before anything was measured."""
+        asked = bool(self.processes) or bool(self.session.detail.get("predicted"))
+        return asked and all(record.role is Role.PREDICT for record in self.processes)
+
+    @property
     def looks(self) -> Looks:
         """After how many rounds the session's plan has a verdict tried."""
         return Looks.of_plan(self.session.plan)

@@ -21,8 +21,8 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
     measured = [record for record in evidence.processes if record.counted and record.role is Role.MEASURE]
     names = side_names(evidence.sides)
     return [
-        *_where(evidence, measured),
-        *(_how(evidence, measured, verdicts) if measured else _predicted()),
+        *_where(evidence),
+        *_how(evidence, measured, verdicts),
         *_shares(evidence),
         *(
             ["error: ||output - reference|| / ||reference||, the reference in higher precision"]
@@ -89,10 +89,11 @@ def _places(evidence: Evidence, cases: Sequence[Case]) -> str:
     )
 
 
-def _where(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[str]:
+def _where(evidence: Evidence) -> Iterator[str]:
     cases = evidence.cases
     versions = ", ".join(dict.fromkeys(case.suite_version for case in cases))
-    where = f"device {evidence.session.device}; machine" if measured else f"predicted for {evidence.session.device} on"
+    device = evidence.session.device
+    where = f"predicted for {device} on" if evidence.only_predicted else f"device {device}; machine"
     yield f"{suite_of(cases)} {versions}; {where} {evidence.machine.label}"
     varying = set(varying_axes(cases))
     fixed = [f"{axis}={plain(value)}" for axis, value in (cases[0].params if cases else {}).items() if axis not in varying]
@@ -101,6 +102,10 @@ def _where(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[st
 
 
 def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequence[Verdict]) -> Iterator[str]:
+    if not measured:
+        predicted = "by the cost model, on tensors that hold no data: nothing ran, so there are no times"
+        yield predicted if evidence.only_predicted else "no round was measured: the session was ended before its first"
+        return
     isolations = dict.fromkeys(record.isolation for record in measured)
     interleaves = dict.fromkeys(record.interleave for record in measured)
     how = f"{', '.join(isolations)}, interleaved by {' and by '.join(interleaves)}"
@@ -115,10 +120,6 @@ def _levels(verdicts: Sequence[Verdict]) -> list[float]:
     """The lowest and the highest confidence of an interval, or the one that all have: later looks may need more of it."""
     levels = [one.level for one in verdicts if one.low < one.high] or [FIRST_LOOK.level]
     return sorted({min(levels), max(levels)})
-
-
-def _predicted() -> Iterator[str]:
-    yield "by the cost model, on tensors that hold no data: nothing ran, so there are no times"
 
 
 def _rounds(evidence: Evidence) -> str:

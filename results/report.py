@@ -227,8 +227,8 @@ def _ratio(one: Verdict) -> Cell:
 
 
 def _shown_role(evidence: Evidence) -> Role:
-    """Measured figures where there are any, else the cost model's."""
-    return Role.MEASURE if any(record.role is not Role.PREDICT for record in evidence.processes) else Role.PREDICT
+    """Measured figures, unless the cost model's were all that was asked for."""
+    return Role.PREDICT if evidence.only_predicted else Role.MEASURE
 
 
 def _peak_metric(evidence: Evidence, case: Case, side: SideRecord, role: Role) -> str:

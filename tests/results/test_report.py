@@ -294,3 +294,17 @@ def test_the_tally(session):
     assert tally(verdicts) == "6 broken, 2 less, 1 faster"
     assert tally([]) == "no verdict"
     assert [one.outcome for one in worst_first(verdicts)][-1] == "faster"
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_session_that_was_interrupted_before_its_first_round_was_not_predicted(make_world, checked):
+    world = make_world()
+    if checked:
+        world.verify(0, 1e-6, 1e-5)
+    evidence = Evidence(world.session, world.machine, world.sides, world.cases, world.processes, [])
+    for table in (bench_table(evidence, judge_session(evidence)), verdict_table(evidence, judge_session(evidence))):
+        said = "\n".join(table.notes)
+        assert "grpo v1; device cpu; machine Test CPU, 2 cores" in said
+        assert "no round was measured: the session was ended before its first" in said
+        assert "predicted" not in said and "cost model" not in said
+    assert bench_table(evidence, []).rows[0][0] == ("not measured",)
