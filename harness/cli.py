@@ -20,7 +20,7 @@ from frostline.harness.front.measure import compare, cost, report, run
 from frostline.harness.front.options import DEFAULT_DB, DbOption, ImplementationsOption, SetOption, make_request
 from frostline.harness.front.plan import plan
 from frostline.harness.front.printing import command_line, progress
-from frostline.results.record import NothingMeasured, UsageError
+from frostline.results.record import Interrupted, NothingMeasured, UsageError
 
 USAGE_ERROR, NOTHING_MEASURED, INTERNAL_ERROR, INTERRUPTED = 2, 4, 70, 130
 
@@ -168,10 +168,9 @@ def main() -> None:
     except NothingMeasured as error:
         _fail(str(error), NOTHING_MEASURED)
     except (KeyboardInterrupt, typer.Abort):
-        _fail(
-            "interrupted; everything measured so far is kept, and frostline run --resume last (same --db) finishes the rest",
-            INTERRUPTED,
-        )
+        _fail("interrupted", INTERRUPTED)
+    except Interrupted as stopped:
+        _fail(f"interrupted; {stopped}", INTERRUPTED)
     except Exception as error:
         if hasattr(error, "format_message"):  # what the parser refused; typer may bring a click of its own, so not by class
             _fail(error.format_message(), USAGE_ERROR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from frostline.harness.sources import Asked, check, make, restore
 from frostline.results.flags import OUT_OF_TIME
 from frostline.results.noise import DETAIL as SELF_COMPARISON
 from frostline.results.policy import MERGE_BASE, Limits, Policy, SuitePolicy
-from frostline.results.record import NothingMeasured, Role, Session, Status, UsageError, Verdict
+from frostline.results.record import Interrupted, NothingMeasured, Role, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
 from frostline.results.verdict import LEAST_ROUNDS
 
@@ -215,7 +216,11 @@ def _gated(suite: SuitePolicy, root: Path) -> Request:
 
 
 def _finish(plan: Plan, session: Session, store: Store, progress: Progress, *, among_others: bool = False) -> Measured:
-    verdicts = sessions.measure(plan, store, session, progress)
+    try:
+        verdicts = sessions.measure(plan, store, session, progress)
+    except KeyboardInterrupt:
+        go_on = shlex.join(["frostline", "run", "--resume", session.id, "--db", str(store.path)])
+        raise Interrupted(f"everything measured so far is kept, and {go_on} finishes the rest") from None
     out_of_time = any(OUT_OF_TIME in one.flags for one in verdicts)
     if not (out_of_time and among_others):
         _something_measured(

@@ -29,6 +29,13 @@ class NothingMeasured(Exception):
     """Nothing could be measured (a build failed, every side failed): one line, exit 4."""
 
 
+class Interrupted(Exception):
+    """A session was stopped from the keyboard; what it has is kept: one line with the command that finishes it, exit 130.
+
+    No `KeyboardInterrupt`: the parser of the command line would take that for one of before anything was kept.
+    """
+
+
 class Status(StrEnum):
     """How one process ended. Every one is a row of the store with a reason; none is an exception that loses the others."""
 

@@ -55,7 +55,7 @@ def test_the_wheel_carries_licence_and_command(wheel: Path) -> None:
         (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
         assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
         assert "License-Expression: Apache-2.0" in archive.read(f"{info}/METADATA").decode()
-        assert "frostline = frostline.harness.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
+        assert "frostline = frostline.harness.__main__:main" in archive.read(f"{info}/entry_points.txt").decode()
 
 
 def test_it_lives_beside_the_other_package_named_kernels(wheel: Path, tmp_path: Path) -> None:

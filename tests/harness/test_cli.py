@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import sqlite_utils
 
+from frostline.harness import cli, commands
 from frostline.harness.outputs import why_not_writable
-from frostline.results.record import Role, Status
+from frostline.results.record import Interrupted, Role, Status
 from frostline.results.store import Store
 
 SUITE = """
@@ -255,3 +258,47 @@ def test_a_budget_without_a_single_round_measures_nothing(frostline, bench, tmp_
 def test_a_wrong_limit_is_one_clear_line(frostline, tmp_path, command, typed, said):
     done = frostline(*command, *typed, cwd=tmp_path)
     assert (done.returncode, done.stderr.strip()) == (2, f"frostline: {said}")
+
+
+def ended(monkeypatch, capsys, error):
+    """What the front door says of an exception, and the exit code."""
+
+    def leave(code):
+        raise SystemExit(code)
+
+    def app(**_):
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return left.value.code, capsys.readouterr().err
+
+
+def test_ctrl_c_offers_to_go_on_only_where_a_session_was_begun(monkeypatch, capsys, tmp_path):
+    assert ended(monkeypatch, capsys, KeyboardInterrupt()) == (130, "frostline: interrupted\n")
+    store = Store(sqlite_utils.Database(memory=True), tmp_path / "with space.db")
+    monkeypatch.setattr(commands.sessions, "measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    session = SimpleNamespace(id="01a2")
+    with pytest.raises(Interrupted) as stopped:
+        commands._finish(None, session, store, None)
+    code, said = ended(monkeypatch, capsys, stopped.value)
+    assert code == 130 and len(said.splitlines()) == 1
+    assert f"frostline run --resume 01a2 --db '{tmp_path}/with space.db'" in said and "everything measured so far" in said
+
+
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
+    (tmp_path / "typer.py").write_text(
+        "import os, signal, threading, time\n"
+        "def interrupt():\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Timer(0.05, interrupt).start()\ntime.sleep(30)\n"
+    )
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-m", "frostline.harness", "--help"]
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # see above
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False, timeout=20
+    )
+    signal.signal(signal.SIGINT, ours)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "frostline: interrupted\n")
