@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -32,6 +31,7 @@ from typing import Any, TypeAlias
 
 from frostline.harness import selection
 from frostline.harness.provenance import imported_modules
+from frostline.harness.threads import Asked, set_threads
 from frostline.harness.worker import Loaded, leave, serve
 
 TASKS = Path("/proc/self/task")
@@ -42,15 +42,6 @@ INSTALLED = "site-packages"  # not edited while it is measured, and too much to 
 IMPORTED_LATER = {  # by a worker, where the package is there
     "torch": ("frostline.harness.meters.counts", "frostline.harness.meters.memory", "frostline.harness.verify"),
     "numpy": ("numpy.random",),
-}
-THREAD_SETTERS = {  # of libraries that have read their variables when they were loaded: in its file's name, what sets threads
-    "gomp": ("omp_set_num_threads",),
-    "libomp": ("omp_set_num_threads",),
-    "iomp5": ("omp_set_num_threads",),
-    "mkl_rt": ("MKL_Set_Num_Threads",),
-    "openblas": tuple(
-        f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "_64", "")
-    ),
 }
 
 
@@ -77,6 +68,7 @@ class Zygote:
         self.targets: Sequence[str] = ()
         self.loaded: Loaded
         self.files: dict[str, Stamp] = {}
+        self.asked = Asked()
         self.began_ns = time.time_ns()
 
     def run(self) -> Birth | None:
@@ -109,7 +101,8 @@ class Zygote:
         if request["path"]:
             sys.path.insert(0, request["path"])
         try:
-            self.loaded = request["suite"], selection.load_suite(request["suite"])
+            with self.asked:
+                self.loaded = request["suite"], selection.load_suite(request["suite"])
             for package, later in IMPORTED_LATER.items():
                 for name in later if package in sys.modules else ():
                     importlib.import_module(name)
@@ -119,6 +112,8 @@ class Zygote:
         self.files = {file: _stamp(file) for file in self._files_in_question()}
         gc.collect()
         gc.freeze()  # what is there stays: a collection in a copy would touch, and so copy, every page of it
+        if self.asked.variables:  # whether before a library had read them, or after: who could say
+            return f"what the suite imports sets {', '.join(self.asked.variables)}"
         return unfit()
 
     def _files_in_question(self) -> list[str]:
@@ -223,26 +218,6 @@ def _stamp(file: str) -> Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def set_threads(threads: int) -> None:
-    """Give a copy its threads: the libraries that are loaded read their variables when they had to have one."""
-    for path in _loaded_libraries():
-        for name, setters in THREAD_SETTERS.items():
-            if name in path.rpartition("/")[2]:
-                library = ctypes.CDLL(path)
-                for setter in setters:
-                    if hasattr(library, setter):
-                        getattr(library, setter)(ctypes.c_int(threads))
-                        break
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
-
-
-def _loaded_libraries() -> list[str]:
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    paths = (line.split(maxsplit=5)[5] for line in lines if line.count("/"))
-    return list(dict.fromkeys(path for path in paths if ".so" in path.rpartition("/")[2]))
-
-
 def _has_open(device: str) -> bool:
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -260,8 +235,8 @@ def _signalled_deaths() -> tuple[int, int]:
     return died, told
 
 
-def _become_worker(birth: Birth) -> None:
-    """In a copy: be what a new interpreter would be by now."""
+def _become_worker(birth: Birth, own: int | None) -> None:
+    """In a copy: be what a new interpreter would be by now. `own`: the threads that the suite has asked torch for."""
     os.setsid()
     os.dup2(birth.output, 1)
     os.dup2(birth.output, 2)
@@ -276,7 +251,7 @@ def _become_worker(birth: Birth) -> None:
     finalizers: Any = weakref.finalize
     finalizers._registry.clear()
     finalizers._registered_with_atexit = False  # so that a new one registers again
-    set_threads(birth.threads)
+    set_threads(birth.threads, own)
 
 
 def main() -> None:
@@ -284,7 +259,7 @@ def main() -> None:
     zygote = Zygote(socket.socket(fileno=int(sys.argv[1])))
     birth = zygote.run()
     if birth is not None:
-        _become_worker(birth)
+        _become_worker(birth, zygote.asked.threads)
         serve(birth.command, birth.reply, zygote.loaded)
     leave()
 

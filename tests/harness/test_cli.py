@@ -298,7 +298,12 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
     command = [sys.executable, "-m", "frostline.harness", "--help"]
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # see above
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False, timeout=20
+        command,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
     )
     signal.signal(signal.SIGINT, ours)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "frostline: interrupted\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from frostline.harness.forks import Refused, Stale, Zygote
-from frostline.harness.isolation import STDERR_KEPT, Ended, Process
+from frostline.harness.isolation import STDERR_KEPT, Ended, Process, spawn
 from frostline.harness.zygote import unfit
 from frostline.results.record import Status
 
@@ -214,9 +214,9 @@ def test_torch_and_numpy_get_their_threads_in_the_worker_alone(tmp_path):
         "    return Step(run=lambda: x @ x, detail={'blas': threadcount.blas()})\n"
     )
     (tmp_path / "threadcount.py").write_text(
-        "import ctypes, numpy\nfrom frostline.harness.zygote import _loaded_libraries\n"
+        "import ctypes, numpy\nfrom frostline.harness.threads import loaded_libraries\n"
         "def blas():\n"
-        "    (path,) = [path for path in _loaded_libraries() if 'openblas' in path]\n"
+        "    (path,) = [path for path in loaded_libraries() if 'openblas' in path]\n"
         "    return ctypes.CDLL(path).scipy_openblas_get_num_threads64_()\n"
     )
     with started(tmp_path / "bench.py") as zygote:
@@ -225,9 +225,38 @@ def test_torch_and_numpy_get_their_threads_in_the_worker_alone(tmp_path):
     assert [one["blas"] for one in found] == [2, 1]
 
 
+OWN_THREADS = """
+import os, torch
+from frostline.harness import Step, suite
+{line}
+@suite(axes={{'how': ['plain']}})
+def s(implementation, device, *, how):
+    return Step(run=lambda: None, detail={{'omp': os.environ['OMP_NUM_THREADS'], 'builtin': repr(torch.set_num_threads)}})
+"""
+
+
+def test_threads_that_a_suite_sets_for_itself_are_those_of_a_new_interpreter(tmp_path):
+    """More than one may start threads at once, and is refused then."""
+    file = tmp_path / "bench.py"
+    file.write_text(OWN_THREADS.format(line="torch.set_num_threads(1)"))
+    found = []
+    with started(file) as zygote:
+        for launch in (zygote.fork, spawn):
+            how = {"path": None, "targets": (), "device": "cpu", "seed": 1, "threads": 2, "timeout_s": 60.0}
+            with Process(**how, launch=launch) as worker:
+                build(worker, str(file))
+                environment = worker.ask("finish")["environment"]
+                found.append((environment["threads"], environment["detail"]))
+    assert found[0] == found[1] and found[0][0] == 1
+    assert found[0][1]["builtin"].startswith("<built-in") and found[0][1]["omp"] == "2"
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
+        ("import torch; torch.set_num_threads(2)", "what the suite imports started 1 thread"),
+        ("import os; os.environ['OMP_NUM_THREADS'] = '1'", "what the suite imports sets OMP_NUM_THREADS"),
+        ("import os; os.environ.update(MKL_NUM_THREADS='2')", "what the suite imports sets MKL_NUM_THREADS"),
         ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "started 1 thread"),
         ("import torch; torch.cuda.is_initialized = lambda: True", "initialized CUDA"),
         ("raise RuntimeError('no import today')", "RuntimeError: no import today"),

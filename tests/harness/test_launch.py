@@ -32,7 +32,7 @@ def toy(implementation, device, *, n):
     here = {"parent": os.getppid(), "hash": hash("frost")}
     return Step(run=lambda: time.sleep(0.001), outputs=lambda: {"x": 1.0}, reference=lambda: {"x": 1.0}, detail=here)
 """
-CASES = SUITE.replace("n\": [1]", "n\": [1, 2]").replace("import os, time", "import os, time\nLOT = os.urandom(8).hex()")
+CASES = SUITE.replace('n": [1]', 'n": [1, 2]').replace("import os, time", "import os, time\nLOT = os.urandom(8).hex()")
 CASES = CASES.replace('"hash": hash("frost")', '"hash": hash("frost"), "lot": LOT')
 TORCH_SUITE = """
 import torch
