@@ -11,10 +11,13 @@
     delta = 0.05
 
 A key that is unknown or has a wrong type is one line that names it, so that a misspelt threshold never means "no threshold".
+That holds for all of `[tool.frostline]`: a table `gates` would be a policy that nobody reads.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,12 +28,30 @@ from frostline.results.duration import parse_duration
 from frostline.results.judge import Thresholds
 from frostline.results.record import FLOPS, METRICS, PEAK_ALLOCATED, STEP_TIME, Outcome, UsageError
 
-TABLE = "tool.frostline.gate"
+OURS, TABLE = "tool.frostline", "tool.frostline.gate"
 MERGE_BASE = "merge-base"
 OPTIONS = {"inconclusive": ("fail", "warn"), "predicted": ("auto", True, False), "isolation": ("spawn", "fork")}
 MAY_BLOCK = (Outcome.SLOWER, Outcome.FASTER, Outcome.MORE, Outcome.LESS, Outcome.BROKEN)
 
 Table: TypeAlias = Mapping[str, Any]
+
+
+class _Unknown(UsageError):
+    """A key or name that there is not. `where` is its dotted name."""
+
+    def __init__(self, what: str, where: str, name: str, known: Sequence[str], line: str = "") -> None:
+        near = difflib.get_close_matches(name, known, n=1)
+        perhaps = f", perhaps {near[0]}" if near else ""
+        super().__init__(
+            f"gate: {where}{line}: {what}{perhaps}; {'known' if 'key' in what else 'there'} are {', '.join(known)}"
+        )
+        self.what, self.where, self.name, self.known = what, where, name, known
+
+    def on_a_line_of(self, pyproject: Path, text: str) -> _Unknown:
+        """The same with the place in the file that it was read from, where that can be told."""
+        line = _line_of(text, self.where)
+        place = f" (line {line} of {pyproject})" if line else ""
+        return _Unknown(self.what, self.where, self.name, self.known, place)
 
 
 @dataclass(frozen=True)
@@ -127,15 +148,19 @@ def load_policy(pyproject: Path) -> Policy:
         UsageError: no such file, no TOML, no such table or no suite in it, or a key that is unknown or of a wrong type.
     """
     try:
-        content = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+        text = pyproject.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
     except OSError as problem:
         raise UsageError(f"gate: cannot read {pyproject}: {problem.strerror}") from problem
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise UsageError(f"gate: {pyproject} is no TOML: {problem}") from problem
-    table = content.get("tool", {}).get("frostline", {}).get("gate")
-    if table is None:
-        raise UsageError(f"gate: {pyproject} has no [{TABLE}]; docs/method.md shows one")
-    policy = parse_policy(table)
+    try:
+        ours = _keys(content.get("tool", {}).get("frostline", {}), OURS, ("gate",))
+        if "gate" not in ours:
+            raise UsageError(f"gate: {pyproject} has no [{TABLE}]; docs/method.md shows one")
+        policy = parse_policy(ours["gate"])
+    except _Unknown as mistake:
+        raise mistake.on_a_line_of(pyproject, text) from None
     if not policy.suites:
         raise UsageError(f"gate: [{TABLE}] names no suite; add [{TABLE}.suites.NAME]")
     return policy
@@ -190,7 +215,7 @@ def _suite(name: str, content: Any) -> SuitePolicy:
 def _metric(name: str, content: Any) -> MetricPolicy:
     where = f"{TABLE}.metrics.{name}"
     if name not in METRICS:
-        raise UsageError(f"gate: {where}: no such metric; there are {', '.join(METRICS)}")
+        raise _Unknown("no such metric", where, name, list(METRICS))
     table = _keys(content, where, ("delta", "byte_tolerance"))
     delta = _fraction(table["delta"], f"{where}.delta") if "delta" in table else None
     tolerance = table.get("byte_tolerance")
@@ -216,8 +241,31 @@ def _keys(content: Any, where: str, known: Sequence[str]) -> Table:
     table: Table = _typed(content, where, dict, "a table")
     for key in table:
         if key not in known:
-            raise UsageError(f"gate: {where}.{key}: unknown key; known are {', '.join(known)}")
+            raise _Unknown("unknown key", f"{where}.{key}", key, known)
     return table
+
+
+def _line_of(text: str, where: str) -> int | None:
+    """The line on which a dotted name is written first, or else what it is written in: TOML's own reader keeps no lines."""
+    table, best, longest = "", None, 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[\[?([^]]+)]", line)
+        if header:
+            name = table = _bare(header[1])
+        elif "=" in line and not line.lstrip().startswith("#"):
+            name = f"{table}.{_bare(line.partition('=')[0])}"
+        else:
+            continue
+        if f"{name}.".startswith(f"{where}."):
+            return number
+        if where.startswith(f"{name}.") and len(name) > longest:
+            best, longest = number, len(name)
+    return best
+
+
+def _bare(name: str) -> str:
+    """A dotted name without quotes, and without blanks around its parts."""
+    return re.sub(r"\s*\.\s*", ".", re.sub("[\"']", "", name)).strip()
 
 
 def _typed(value: Any, where: str, kind: type, wanted: str) -> Any:

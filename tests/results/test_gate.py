@@ -244,7 +244,7 @@ class TestPolicy:
     @pytest.mark.parametrize(
         ("table", "said"),
         [
-            ({"inconclusiv": "warn"}, "tool.frostline.gate.inconclusiv: unknown key; known are suites"),
+            ({"inconclusiv": "warn"}, "tool.frostline.gate.inconclusiv: unknown key, perhaps inconclusive; known are suites"),
             ({"inconclusive": "ignore"}, 'gate.inconclusive: wanted "fail" or "warn", got "ignore"'),
             ({"inconclusive": True}, 'gate.inconclusive: wanted "fail" or "warn", got true'),
             ({"predicted": "yes"}, 'gate.predicted: wanted "auto" or true or false, got "yes"'),
@@ -270,7 +270,7 @@ class TestPolicy:
             ({"suites": {"grpo": {"rounds": True}}}, "gate.suites.grpo.rounds: wanted a whole number from 1 on, got true"),
             ({"suites": {"grpo": {"axes": {"vocab": 4096}}}}, "gate.suites.grpo.axes.vocab: wanted a list of numbers"),
             ({"suites": {"grpo": {"axes": {"vocab": []}}}}, "gate.suites.grpo.axes.vocab: wanted a list of numbers"),
-            ({"metrics": {"time": {}}}, "gate.metrics.time: no such metric; there are step_time"),
+            ({"metrics": {"time": {}}}, "gate.metrics.time: no such metric, perhaps step_time; there are step_time"),
             ({"metrics": {"step_time": {"delta": 3}}}, "gate.metrics.step_time.delta: wanted a fraction"),
             ({"metrics": {"step_time": {"delta": "3 %"}}}, "gate.metrics.step_time.delta: wanted a fraction"),
             ({"metrics": {"flops": {"byte_tolerance": -1}}}, "gate.metrics.flops.byte_tolerance: wanted a number of bytes"),
@@ -282,6 +282,31 @@ class TestPolicy:
             parse_policy(table)
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("misspelt", "said"),
+        [
+            (("frostline.gate]", "frostline.gates]"), "tool.frostline.gates (line 2 of {file}): unknown key, perhaps gate;"),
+            (("gate.suites.grpo", "gates.suites.grpo"), "tool.frostline.gates (line 4 of {file}): unknown key, perhaps gate;"),
+            (("rounds", "round"), "gate.suites.grpo.round (line 5 of {file}): unknown key, perhaps rounds; known are preset"),
+            (("inconclusive", "inconclusiv"), "gate.inconclusiv (line 3 of {file}): unknown key, perhaps inconclusive;"),
+            (
+                ("grpo]\n rounds", 'grpo]\n "pre set"'),
+                "gate.suites.grpo.pre set (line 5 of {file}): unknown key, perhaps preset",
+            ),
+            (("delta", "dela"), "metrics.step_time.dela (line 7 of {file}): unknown key, perhaps delta;"),
+            (("step_time", "steptime"), "gate.metrics.steptime (line 7 of {file}): no such metric, perhaps step_time;"),
+            (("metrics", "nothing_like"), "gate.nothing_like (line 6 of {file}): unknown key; known are suites,"),
+        ],
+    )
+    def test_what_is_misspelt_is_named_with_its_line_and_what_is_nearest(self, tmp_path, misspelt, said):
+        text = '[project]\n[tool.frostline.gate]\n inconclusive = "warn"\n[tool.frostline.gate.suites.grpo]\n rounds = 8\n'
+        file = tmp_path / "pyproject.toml"
+        text += "[ tool.frostline.gate.metrics ]\n step_time = { delta = 0.03 }\n"
+        file.write_text(text.replace(*misspelt, 1))
+        with pytest.raises(UsageError) as caught:
+            load_policy(file)
+        assert said.format(file=file) in str(caught.value) and "\n" not in str(caught.value)
 
     @pytest.mark.parametrize(
         ("text", "said"),
