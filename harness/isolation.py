@@ -28,6 +28,7 @@ STDERR_KEPT = 16_384  # characters of the end of a process' output that are stor
 # A thread that waits for its siblings sleeps instead of spinning. With another process on one of two cores, spinning made each
 # parallel operator take a scheduler's time slice: a step of 34 ms took 500 ms.
 QUIET_WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+CHUNK, CHUNKS_AT_THE_END = 65_536, 16  # bytes read at a time; a pipe holds no more than so many, unless it is still written to
 LOOK_AGAIN_S = 1.0  # how often a process that does not answer is looked at
 GRACE_S = 5.0  # how long a process may take to leave once it was told to
 
@@ -139,11 +140,16 @@ def cause_of_death(code: int) -> str:
 
 
 class Tail:
-    """Reads a descriptor to its end in a thread, and keeps the last of it. `before` is what was said already."""
+    """Reads a descriptor to its end, or until enough was said, in a thread, and keeps the last of it.
+
+    `before` is what was said already.
+    """
 
     def __init__(self, output: int, before: str = "") -> None:
         self._output = output
+        self._enough, self._say_enough = os.pipe()
         self._chunks: deque[str] = deque([before])
+        self._kept = len(before)
         self._thread = threading.Thread(target=self._keep_end, daemon=True)
         self._thread.start()
 
@@ -152,17 +158,31 @@ class Tail:
         return "".join(self._chunks.copy())[-STDERR_KEPT:]
 
     def join(self) -> None:
-        """Wait a while for the rest."""
+        """Take what is there by now. The end of it may be far: a child that the process left behind may hold it open."""
+        if self._say_enough >= 0:
+            os.close(self._say_enough)
+            self._say_enough = -1
         self._thread.join(GRACE_S)
 
     def _keep_end(self) -> None:
-        kept = len(self._chunks[0])
-        with os.fdopen(self._output, "rb", buffering=0) as stream:
-            while chunk := stream.read(65_536):
-                self._chunks.append(chunk.decode(errors="replace"))
-                kept += len(self._chunks[-1])
-                while len(self._chunks) > 1 and kept - len(self._chunks[0]) > STDERR_KEPT:
-                    kept -= len(self._chunks.popleft())
+        with os.fdopen(self._output, "rb", buffering=0) as output, os.fdopen(self._enough) as enough:
+            while enough not in select.select([output, enough], [], [])[0]:
+                chunk = output.read(CHUNK)
+                if not chunk:
+                    return
+                self._keep(chunk)
+            os.set_blocking(output.fileno(), False)
+            for _ in range(CHUNKS_AT_THE_END):
+                chunk = output.read(CHUNK)
+                if not chunk:
+                    return
+                self._keep(chunk)
+
+    def _keep(self, chunk: bytes) -> None:
+        self._chunks.append(chunk.decode(errors="replace"))
+        self._kept += len(self._chunks[-1])
+        while len(self._chunks) > 1 and self._kept - len(self._chunks[0]) > STDERR_KEPT:
+            self._kept -= len(self._chunks.popleft())
 
 
 class Process:

@@ -21,12 +21,14 @@ target packages where they are others than at the last.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import inspect
 import json
 import os
 import platform
 import random
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -41,6 +43,7 @@ from frostline.harness.provenance import imported_modules
 from frostline.results.record import OPERATORS, STEP_TIME, Module, Status, UsageError
 
 FIGURES_WARM_UP = 2  # steps that compile and fill caches before figures are read
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 Reply = dict[str, Any]
 Loaded: TypeAlias = tuple[str, Suite]  # how a suite was named, and the suite
 
@@ -180,6 +183,7 @@ class Worker:
         return self.suite
 
     def _build(self, request: Reply) -> None:
+        _end_with_parent()
         build = _builder(self._load(request), request, self.device)
         random.seed(self.seed)
         if "numpy" in sys.modules:
@@ -225,6 +229,15 @@ class Worker:
             found["triton"] = sys.modules["triton"].__version__
         step = getattr(self, "step", None)
         return found | ({"detail": dict(step.detail)} if step is not None and step.detail else {})
+
+
+def _end_with_parent() -> None:
+    """Be killed when the session is gone, in the midst of a step as well, which may last. Linux alone has it.
+
+    Not before a step is built: what only describes or predicts may be started by a thread, whose end would count.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _target(suite: Suite, device: str, capability: list[int] | None) -> AbstractContextManager[Any]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from frostline.harness.isolation import STDERR_KEPT, Ended, Process
+from frostline.harness.isolation import GRACE_S, STDERR_KEPT, Ended, Process
 from frostline.results.record import Status, UsageError
 
 SUITE = """
 import os, signal, sys, time
 from frostline.harness import suite, skip, Step
 
-@suite(axes={"how": ["plain", "skip", "raise", "memory", "segv", "exit", "hang", "flood", "close", "child"]})
+@suite(axes={"how": ["plain", "skip", "raise", "memory", "segv", "exit", "hang", "flood", "close", "child", "daemon"]})
 def bad(implementation, device, *, how):
     if how == "skip":
         skip("needs a moon")
@@ -29,6 +31,7 @@ def bad(implementation, device, *, how):
     if how == "exit":
         os._exit(3)
     if how == "hang":
+        print("hang", flush=True)
         time.sleep(60)
     if how == "flood":
         for _ in range(200):
@@ -40,6 +43,9 @@ def bad(implementation, device, *, how):
     if how == "child":
         import subprocess
         print("child", subprocess.Popen(["sleep", "60"]).pid)
+    if how == "daemon":
+        import subprocess
+        print("child", subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
     return lambda: None
 """
 
@@ -115,6 +121,39 @@ def test_children_go_with_their_worker(suite_file):
         build(worker, suite_file, "child")
     assert time.monotonic() - began < 10
     assert not is_running(int(worker.stderr().split()[1]))
+
+
+def test_a_child_that_made_itself_independent_holds_nobody_up(suite_file):
+    """It holds the worker's output open for as long as it lives."""
+    descriptors = sorted(Path("/proc/self/fd").iterdir())
+    with process() as worker:
+        build(worker, suite_file, "daemon")
+        began = time.monotonic()
+    assert time.monotonic() - began < GRACE_S / 2
+    said = worker.stderr().split()
+    os.kill(int(said[1]), signal.SIGKILL)
+    assert said[0] == "child" and sorted(Path("/proc/self/fd").iterdir()) == descriptors
+
+
+def test_a_worker_ends_with_the_command_that_started_it_whatever_its_step_does(suite_file):
+    program = (
+        "import os, signal, time\n"
+        "from frostline.harness.isolation import Process\n"
+        "worker = Process(path=None, targets=(), device='cpu', seed=1, threads=1, timeout_s=60.0)\n"
+        "ask = {'suite': %r, 'implementation': 'default', 'params': {'how': 'hang'}}\n"
+        "worker.tell({'do': 'build'} | ask)\n"
+        "while 'hang' not in worker.stderr():\n    time.sleep(0.01)\n"
+        "print(worker.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program % suite_file], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    for _ in range(50):
+        if not is_running(int(done.stdout)):
+            return
+        time.sleep(0.1)
+    os.kill(int(done.stdout), signal.SIGKILL)
+    pytest.fail("it goes on for nobody")
 
 
 def test_a_mistake_of_the_users_is_a_usage_error():
