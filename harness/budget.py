@@ -7,8 +7,10 @@ that would not end in time, by how long the rounds so far took, is not begun: a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+from frostline.results.record import Interleave, ProcessRecord, Role
 
 
 class Budget:
@@ -16,13 +18,20 @@ class Budget:
 
     Args:
         seconds: of the whole session, checks included.
+        recorded: how long a round of a case took, in seconds by case, where an earlier command has measured some.
         clock: tells seconds; for tests.
     """
 
-    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        seconds: float | None,
+        recorded: Mapping[str, float] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clock = clock
         self._end = None if seconds is None else clock() + seconds
-        self._longest: dict[str, float] = {}  # round so far, by case
+        self._longest = dict(recorded or {})  # round so far, by case
         self.cut: set[str] = set()
 
     def allows_check(self, case_id: str) -> bool:
@@ -51,3 +60,19 @@ class Budget:
             return True
         self.cut.add(case_id)
         return False
+
+
+def longest_rounds(records: Sequence[ProcessRecord]) -> dict[str, float]:
+    """How many seconds the longest stored round of each case took, by the lives of its processes."""
+    lives: dict[tuple[str, int, int, Interleave], list[float]] = {}
+    for item in records:
+        if item.role is Role.MEASURE:
+            lives.setdefault((item.case_id, item.round, item.attempt, item.interleave), []).append(item.seconds)
+    rounds: dict[tuple[str, int], float] = {}
+    for (case_id, number, _, interleave), seconds in lives.items():
+        together = max(seconds) if interleave is Interleave.BLOCK else sum(seconds)
+        rounds[case_id, number] = rounds.get((case_id, number), 0.0) + together
+    longest: dict[str, float] = {}
+    for (case_id, _), took in rounds.items():
+        longest[case_id] = max(longest.get(case_id, 0.0), took)
+    return longest

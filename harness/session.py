@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from frostline.harness.budget import Budget
+from frostline.harness.budget import Budget, longest_rounds
 from frostline.harness.device import hold_device, hold_session, this_machine
 from frostline.harness.isolation import Process
 from frostline.harness.launch import Launcher
@@ -60,10 +60,11 @@ def open_session(plan: Plan, store: Store, command: str, detail: dict[str, Any])
 
 def measure(plan: Plan, store: Store, session: Session, progress: Progress) -> list[Verdict]:
     """Do what is pending of the plan, as far as its budget goes, and conclude. Also finishes a session that was interrupted."""
-    state = _State.of(store.processes(session.id))
+    earlier = store.processes(session.id)
+    state = _State.of(earlier)
     keeper = _Keeper(plan, store, session)
     with hold_session(session.id), hold_device(plan.device), progress, Launcher(plan, progress.note) as launcher:
-        budget = Budget(plan.budget_s)
+        budget = Budget(plan.budget_s, longest_rounds(earlier))
         _verify(launcher, state, keeper, progress, budget)
         cases: Collection[str] = {case.id for case in plan.cases}
         ends = plan.looks.ends

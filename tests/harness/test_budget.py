@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from frostline.harness import session as sessions
-from frostline.harness.budget import Budget
+from frostline.harness.budget import Budget, longest_rounds
 from frostline.harness.describe import Request, plan_compare, plan_run
 from frostline.harness.progress import Progress
 from frostline.harness.side import Source
 from frostline.results.evidence import Evidence
 from frostline.results.flags import OUT_OF_TIME
 from frostline.results.notes import notes
-from frostline.results.record import Outcome, Reason, Role, UsageError
+from frostline.results.record import Interleave, Outcome, ProcessRecord, Reason, Role, Status, UsageError
 from frostline.results.store import Store
 
 SUITE = """
@@ -46,14 +46,14 @@ class Clock:
 
 def test_without_a_limit_everything_is_allowed():
     clock = Clock()
-    budget = Budget(None, clock)
+    budget = Budget(None, clock=clock)
     clock.spend(budget, "a", 1e6)
     assert budget.allows_check("a") and budget.allows_round("a") and budget.cut == set()
 
 
 def test_a_round_that_would_not_end_in_time_is_not_begun():
     clock = Clock()
-    budget = Budget(10.0, clock)
+    budget = Budget(10.0, clock=clock)
     assert budget.allows_round("a"), "of the first nothing is known"
     clock.spend(budget, "a", 3.0)
     assert budget.allows_round("a")
@@ -65,7 +65,7 @@ def test_a_round_that_would_not_end_in_time_is_not_begun():
 
 def test_a_shorter_case_may_still_be_in_time():
     clock = Clock()
-    budget = Budget(10.0, clock)
+    budget = Budget(10.0, clock=clock)
     clock.spend(budget, "long", 6.0)
     assert not budget.allows_round("long")
     assert not budget.allows_round("unknown"), "taken to last as long as the longest so far"
@@ -76,7 +76,7 @@ def test_a_shorter_case_may_still_be_in_time():
 
 def test_time_that_is_used_up_allows_nothing():
     clock = Clock()
-    budget = Budget(5.0, clock)
+    budget = Budget(5.0, clock=clock)
     clock.now += 5.0
     assert not budget.allows_check("a") and not budget.allows_round("b")
     assert budget.cut == {"a", "b"}
@@ -84,11 +84,30 @@ def test_time_that_is_used_up_allows_nothing():
 
 def test_a_round_that_ends_in_an_error_leaves_no_time():
     clock = Clock()
-    budget = Budget(10.0, clock)
+    budget = Budget(10.0, clock=clock)
     with pytest.raises(KeyboardInterrupt), budget.round("a"):
         clock.now += 9.0
         raise KeyboardInterrupt
     assert budget.allows_round("a")
+
+
+def test_recorded_rounds_count_as_those_of_now():
+    budget = Budget(10.0, {"a": 11.0, "b": 2.0}, clock=Clock())
+    assert not budget.allows_round("a") and budget.allows_round("b")
+    assert not budget.allows_round("c"), "taken to last as long as the longest of any case"
+
+
+def test_how_long_recorded_rounds_took():
+    """Sides whose blocks alternate live at the same time; those that take turns, and a second try, one after the other."""
+
+    def one(case, number, position, seconds, **fields):
+        return ProcessRecord("", "", position, case, Role.MEASURE, number, Status.OK, seconds=seconds, **fields)
+
+    beside = [one("a", 0, 0, 3.0), one("a", 0, 1, 4.0), one("a", 1, 0, 1.0), one("a", 1, 1, 1.0)]
+    again = [one("b", 0, 0, 2.0), one("b", 0, 1, 1.0, counted=False), one("b", 0, 1, 5.0, attempt=1)]
+    in_turn = [one("c", 0, at, 2.0, interleave=Interleave.PROCESS) for at in (0, 1)]
+    check = replace(one("d", -1, 0, 60.0), role=Role.VERIFY)
+    assert longest_rounds([*beside, *again, *in_turn, check]) == {"a": 4.0, "b": 7.0, "c": 4.0}
 
 
 class Timed:
@@ -108,7 +127,7 @@ class Timed:
         monkeypatch.setattr("frostline.harness.plan.ROUND_NS", 2e7)
         monkeypatch.setattr("frostline.harness.plan.CYCLES_AT_LEAST", 1)
         monkeypatch.setattr(sessions, "measure_round", measure_round)
-        monkeypatch.setattr(sessions, "Budget", lambda limit: Budget(limit, self.clock))
+        monkeypatch.setattr(sessions, "Budget", lambda limit, recorded: Budget(limit, recorded, clock=self.clock))
         self.store = Store.open(folder / "test.db")
         self.plan = plan_run(Request(str(file), budget_s=budget_s, threads=1, **fields))
         self.session = sessions.open_session(self.plan, self.store, "test", {})

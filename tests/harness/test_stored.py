@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from rich.console import Console
 
 from frostline.harness import commands
 from frostline.harness import session as sessions
 from frostline.harness.plan import Plan
+from frostline.harness.progress import Progress
 from frostline.harness.side import Side, Source
+from frostline.results.flags import OUT_OF_TIME
 from frostline.results.record import Case, Interleave, Outcome, ProcessRecord, Role, RoundRatio, Status, new_id
 from frostline.results.store import Store
 
@@ -43,6 +47,15 @@ class Recorded:
                     for position in (0, 1)
                 ]  # fmt: skip
                 self.store.add_processes(records, [RoundRatio(*place, math.log(ratio) + noise, 4, Interleave.BLOCK)])
+
+    def check(self) -> None:
+        """Store that every output was right."""
+        for case in self.plan.cases:
+            checks = [
+                ProcessRecord(new_id(), self.session.id, at, case.id, Role.VERIFY, -1, Status.OK, started_at="2026-01-01")
+                for at in (0, 1)
+            ]
+            self.store.add_processes(checks)
 
     def judge(self) -> None:
         """Store what is concluded so far, as the end of a command does."""
@@ -80,3 +93,15 @@ def test_verdicts_that_are_newer_than_what_was_measured_are_shown_as_they_were_g
     (given,) = store.verdicts(one.session.id)
     store.add_verdicts([replace(given, flags=("out of time",))])
     assert [verdict.flags for verdict in commands.verdicts_of(one.session, store)] == [("out of time",)]
+
+
+@pytest.mark.parametrize(("budget_s", "begun"), [(50.0, False), (300.0, True)])
+def test_what_rounds_took_before_is_known_when_they_go_on(store, monkeypatch, budget_s, begun):
+    one = Recorded(store)
+    one.check()
+    one.measure(range(2), seconds=100.0)
+    rounds = []
+    monkeypatch.setattr(sessions, "_one_round", lambda *arguments: rounds.append(arguments[4]) or [])
+    verdicts = sessions.measure(replace(one.plan, budget_s=budget_s), store, one.session, Progress(Console(file=io.StringIO())))
+    assert bool(rounds) is begun
+    assert all((OUT_OF_TIME in verdict.flags) is not begun for verdict in verdicts)
