@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ LEAST_PYTHON = (3, 11)
 IN_ENVIRONMENT = ("bin/python", "bin/python3", "Scripts/python.exe")
 TIMEOUT_S = 60.0
 WORD = "frostline"  # in the first answer: another program prints something else
+FIRST_ANSWER = re.compile(rf"{WORD} (\d+\.\d+\.\d+) ([^\0]+)")
 # Understood by every Python there is, so that an old one can say how old it is.
 FIRST_QUESTION = f"import sys; print('{WORD} %d.%d.%d %s' % (sys.version_info[:3] + (sys.prefix,)))"
 WORKER_ROOMS: Mapping[str, Sequence[str]] = {"harness": (), "results": ("__init__.py", "record.py")}
@@ -131,17 +133,18 @@ def find_interpreter(given: str, argument: str = "--python") -> Interpreter:
     """
     executable = _executable(given, argument)
     said = _run([str(executable), "-c", FIRST_QUESTION], {}, argument, given)
-    word, version, prefix = [*(said.stdout.strip().splitlines() or [""])[-1].split(" ", 2), "", "", ""][:3]
-    if said.returncode or word != WORD:
+    answer = FIRST_ANSWER.fullmatch((said.stdout.strip().splitlines() or [""])[-1])
+    if said.returncode or answer is None:
         raise UsageError(f"{argument}: {executable} is no Python interpreter{_last_word(said)}")
+    version, prefix = answer.groups()
     if tuple(map(int, version.split("."))) < LEAST_PYTHON:
         wanted = ".".join(map(str, LEAST_PYTHON))
         raise UsageError(f"{argument}: {executable} is Python {version}, wanted {wanted} or newer")
     if Path(prefix).resolve() == Path(sys.prefix).resolve():
         return OWN
     found = replace(OWN, executable=str(executable), harness=_rooms(WORKER_ROOMS))
-    answer = _ask(found, argument)
-    return replace(found, **answer["about"], packages=answer["packages"])
+    told = _ask(found, argument)
+    return replace(found, **told["about"], packages=told["packages"])
 
 
 def find_again(stored: Interpreter, suite: str, argument: str = "--resume") -> Interpreter:
@@ -170,7 +173,7 @@ def _differences(stored: Interpreter, found: Interpreter) -> list[tuple[str, str
 
 def _executable(given: str, argument: str) -> Path:
     """The file to start. It is not resolved: the link's own place is how a virtual environment's Python finds its packages."""
-    path = Path(given).expanduser().absolute()
+    path = Path(os.path.expanduser(given)).absolute()  # noqa: PTH111  # Path's own raises where there is no such user
     if path.is_dir():
         inside = [path / name for name in IN_ENVIRONMENT]
         found = next((one for one in inside if one.is_file()), None)
@@ -193,9 +196,12 @@ def _ask(python: Interpreter, argument: str, targets: Sequence[str] = ()) -> dic
     said = _run(command, python.path_variable(), argument, python.executable)
     try:
         answer: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        raise UsageError(f"{argument}: {python.executable} does not tell what it is{_last_word(said)}") from None
-    return answer
+        parts = {name: dict(answer[name]) for name in ("about", "packages", "contents")}
+    except (ValueError, IndexError, KeyError, TypeError):
+        parts = {"about": {}}
+    if parts["about"].keys() != facts.about().keys():
+        raise UsageError(f"{argument}: {python.executable} does not tell what it is{_last_word(said)}")
+    return parts
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str], argument: str, given: str) -> subprocess.CompletedProcess[str]:

@@ -76,7 +76,7 @@ def with_requirements(source: Source, requirements: Sequence[Requirement], argum
     stay its own, whatever depends on them.
 
     Raises:
-        UsageError: the index has not what was asked for, or it would replace a target or frostline.
+        UsageError: the index has not what was asked for, or it contradicts itself, or would replace a target or frostline.
         NothingMeasured: pip fails for another reason.
     """
     asked, own = list(requirements), source.detail.get("distribution")
@@ -196,6 +196,10 @@ def _resolved(requirements: Sequence[Requirement], argument: str, python: Interp
 
 def _refusal(said: str, argument: str, label: str) -> UsageError | NothingMeasured:
     """Why pip failed: a mistake in what was asked, or something else with pip's last lines."""
+    if "ResolutionImpossible" in said:
+        caused = said.partition("conflict is caused by:")[2].strip().partition("\n\n")[0]
+        why = "; ".join(line.strip() for line in caused.splitlines()) or "pip finds no versions that serve all of them"
+        return UsageError(f"{argument}: {label} do not go together: {why}")
     offline = "Retrying (" in said or "Could not fetch URL" in said
     missing = re.search(r"find a version that satisfies the requirement (.+?)(?: \(from \S+\))? \(from versions: (.*)\)", said)
     if offline or missing is None:

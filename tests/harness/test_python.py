@@ -307,6 +307,37 @@ class TestMistakes:
             with pytest.raises(UsageError, match=f"^--python: .*{said}"):
                 find_interpreter(str(given))
 
+    @pytest.mark.parametrize(
+        "says",
+        [
+            "frostline 3.x.9 /usr",
+            "frostline 3.12",
+            "frostline 3.12.1 ",
+            "frostline",
+            "frostline 3.12.1 /u\\0sr",
+            "[1, 2]",
+            "\\377",
+        ],
+    )
+    def test_garbage_in_place_of_an_answer(self, tmp_path: Path, says: str) -> None:
+        babbler = tmp_path / "babbler"
+        babbler.write_text(f"#!/bin/sh\nprintf '{says}\\n'\n")
+        babbler.chmod(0o755)
+        with pytest.raises(UsageError, match=r"^--python: .*babbler is no Python interpreter$"):
+            find_interpreter(str(babbler))
+
+    @pytest.mark.parametrize("says", ["3", "{}", '{"about": {"version": 3}, "packages": {}}', '{"about": [], "packages": {}}'])
+    def test_garbage_after_a_good_beginning(self, tmp_path: Path, says: str) -> None:
+        turned = tmp_path / "turned"
+        turned.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] && echo 'frostline 3.12.1 /usr' || echo '{says}'\n")
+        turned.chmod(0o755)
+        with pytest.raises(UsageError, match=r"^--python: .*turned does not tell what it is$"):
+            find_interpreter(str(turned))
+
+    def test_nobodys_home(self) -> None:
+        with pytest.raises(UsageError, match=r"^--python: ~nobody-by-that-name/venv is not there"):
+            find_interpreter("~nobody-by-that-name/venv")
+
     def test_one_that_is_too_old(self, tmp_path: Path) -> None:
         old = tmp_path / "python3.8"
         old.write_text("#!/bin/sh\necho 'frostline 3.8.10 /usr'\n")

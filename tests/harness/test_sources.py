@@ -140,6 +140,17 @@ class TestReleases:
         with pytest.raises(UsageError, match=r"^BASE: pip finds no distribution for nowhere-at-all==1 "):
             made("pypi:nowhere-at-all==1")
 
+    def test_requirements_that_contradict_each_other_are_a_mistake(self, release: Any) -> None:
+        release("low", "1", {"low.py": ""})
+        release("low", "2", {"low.py": ""})
+        release("wants_low", "1", {"wants_low.py": ""}, requires=("low==1",))
+        release("pair", "1", {"pair.py": ""})
+        with pytest.raises(UsageError) as told:
+            made("pypi:pair==1", "wants_low==1", "low==2")
+        said = str(told.value)
+        assert said.startswith("--with: wants_low==1, low==2 do not go together: ") and "\n" not in said
+        assert "The user requested low==2" in said and "wants-low 1 depends on low==1" in said
+
     def test_no_network_shows_pips_last_lines(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
