@@ -20,6 +20,7 @@ from typing import Any
 from frostline.harness import build
 from frostline.harness.contents import DELETED, file_state
 from frostline.harness.interpreters import OWN, Interpreter
+from frostline.harness.own_files import without_own
 from frostline.harness.side import Source
 from frostline.results.record import NothingMeasured, UsageError, content_id
 
@@ -85,14 +86,17 @@ def resolve(ref: str, repo: Path | str, argument: str = "revision") -> Commit:
         return Commit(sha, ref, _git(root, "log", "-1", "--format=%s", sha).strip())
     if "ambiguous" in found.stderr and "unknown revision" not in found.stderr:
         raise UsageError(f"{argument}: {ref!r} is ambiguous in {root}; give more digits of the hash")
-    if _git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
-        raise UsageError(
-            f"{argument}: {ref!r} is not in the shallow clone {root}; get its history first: git fetch --unshallow"
-        )
     names = _git(root, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes").splitlines()
     close = difflib.get_close_matches(ref, names, n=3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    hint = f"; did you mean {' or '.join(close)}?" if close else _shallow(root, "; {}")
     raise UsageError(f"{argument}: no branch, tag or commit {ref!r} in {root}{hint}")
+
+
+def _shallow(root: Path, form: str) -> str:
+    """That history is missing, in the form given; nothing where the clone has all of it."""
+    if _git(root, "rev-parse", "--is-shallow-repository").strip() != "true":
+        return ""
+    return form.format("it is a shallow clone: more history comes with git fetch --unshallow")
 
 
 def merge_base(repo: Path | str) -> Commit:
@@ -113,9 +117,8 @@ def merge_base(repo: Path | str) -> Commit:
         sha = min(bases)[1]
         return Commit(sha, sha[:12], _git(root, "log", "-1", "--format=%s", sha).strip())
     if try_git(root, "rev-parse", "--verify", "--quiet", "HEAD~1").returncode:
-        raise UsageError(
-            "base: HEAD has no parent here and left no main branch; name a base (in a shallow clone, fetch more history)"
-        )
+        missing = _shallow(root, " ({})")
+        raise UsageError(f"base: HEAD has no parent here and left no main branch; name a base{missing}")
     return resolve("HEAD~1", root)
 
 
@@ -217,11 +220,12 @@ def _pyproject(project: Project, commit: Commit, changes: Mapping[str, str]) -> 
 
 
 def _changes(root: Path) -> dict[str, str]:
-    """Each path on which the working tree differs from HEAD, with its state there, ignored files and submodules aside."""
+    """Each path on which the working tree differs from HEAD, with its state there; none ignored, no submodules, not our own."""
     tracked = _git(root, "diff", "--name-only", "-z", "--no-renames", "--no-relative", "--ignore-submodules=all", "HEAD")
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
-    paths = [path for path in (tracked + untracked).split("\0") if path and not path.endswith("/")]
-    return {path: file_state(root / path) for path in sorted(set(paths))}
+    new = without_own(root / path for path in untracked.split("\0") if path and not path.endswith("/"))
+    paths = {*filter(None, tracked.split("\0")), *(path.relative_to(root).as_posix() for path in new)}
+    return {path: file_state(root / path) for path in sorted(paths)}
 
 
 def copy_changes(changes: Mapping[str, str], root: Path, tree: Path) -> None:

@@ -17,6 +17,7 @@ from frostline.harness.checkout import copy_changes, find_project, try_git, work
 from frostline.harness.contents import file_state
 from frostline.harness.exports import OWN_ROOMS, cached, keep_packages, provided
 from frostline.harness.interpreters import OWN, Interpreter
+from frostline.harness.own_files import without_own
 from frostline.harness.side import Source
 from frostline.results.record import UsageError, content_id
 
@@ -44,7 +45,7 @@ def path_source(directory: Path, targets: Sequence[str], argument: str, python: 
     if _kept_by_git(place):
         made = worktree_source(place, targets, label, python)
         return replace(made, kind="path", detail={**made.detail, **detail})
-    files = {path.relative_to(place).as_posix(): file_state(path) for path in _project_files(place)}
+    files = {path.relative_to(place).as_posix(): file_state(path) for path in without_own(_project_files(place))}
     identity = content_id(["path", sorted(files.items())])
 
     def fill(tree: Path) -> Path:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlite_utils
 
-from frostline.harness import build, interpreters
+from frostline.harness import build, checkout, interpreters
 from frostline.harness.checkout import (
     git_source,
     installed_source,
@@ -21,9 +22,11 @@ from frostline.harness.checkout import (
     resolve,
     worktree_source,
 )
+from frostline.harness.folders import path_source
 from frostline.harness.side import Source
 from frostline.harness.sources import restore
 from frostline.results.record import NothingMeasured, UsageError
+from frostline.results.store import Store
 
 Make = Callable[..., Any]
 
@@ -101,10 +104,27 @@ class TestResolve:
         with pytest.raises(UsageError, match=r"no branch, tag or commit 'HEAD:thing'"):
             resolve("HEAD:thing", repo.path)
 
+    def test_a_misspelt_name_is_one_in_a_shallow_clone_too(self, scratch_repo: Make, tmp_path: Path) -> None:
+        repo = scratch_repo(FLAT, {"thing/__init__.py": "value = 2\n"})
+        shallow = tmp_path / "shallow"
+        repo.git("clone", "--quiet", "--depth=1", f"file://{repo.path}", str(shallow))
+        with pytest.raises(UsageError, match=r"no branch, tag or commit 'mian' in .*shallow; did you mean main.*\?$"):
+            resolve("mian", shallow)
+        lacking = r"no branch, tag or commit '{}' in {}; it is a shallow clone: more history comes with git fetch --unshallow$"
+        for ref in ("abcdef0", "v2.0", "HEAD~7"):
+            with pytest.raises(UsageError, match=lacking.format(ref, shallow)):
+                resolve(ref, shallow)
+            with pytest.raises(UsageError, match=f"no branch, tag or commit '{ref}' in [^;]*$"):
+                resolve(ref, repo.path)
+        with pytest.raises(UsageError, match=r"left no main branch; name a base \(it is a shallow clone: .* --unshallow\)$"):
+            merge_base(shallow)
+        with pytest.raises(UsageError, match=r"left no main branch; name a base$"):
+            merge_base(scratch_repo(FLAT).path)
+
     def test_a_shallow_clone_says_what_it_lacks(self, scratch_repo: Make, tmp_path: Path) -> None:
         repo = scratch_repo(FLAT, {"thing/__init__.py": "value = 2\n"})
         repo.git("clone", "--quiet", "--depth=1", f"file://{repo.path}", str(tmp_path / "shallow"))
-        with pytest.raises(UsageError, match=r"'HEAD~1' is not in the shallow clone .*git fetch --unshallow"):
+        with pytest.raises(UsageError, match=r"'HEAD~1' in .*; it is a shallow clone: .*git fetch --unshallow"):
             resolve("HEAD~1", tmp_path / "shallow")
         assert value_of(git_source("HEAD", tmp_path / "shallow")) == "2"
 
@@ -233,6 +253,28 @@ class TestWorkingTree:
         changed = ["thing/__init__.py", "thing/gone.py", "thing/new.py", "thing/staged.py", "thing/staged_away.py"]
         assert source.detail["changed"] == changed
         assert value_of(head) == "1" and source.identity != head.identity
+
+    def test_our_own_database_is_no_part_of_it(self, scratch_repo: Make, tmp_path: Path) -> None:
+        """A comparison makes it where one stands, and the next would build anew for it."""
+        repo = scratch_repo(FLAT)
+        clean = worktree_source(repo.path).identity
+        with Store.open(repo.path / "any name.sqlite") as store:
+            other = store.path.with_name("other.db")
+            assert (
+                store.path.with_name("any name.sqlite.lock").exists() and store.path.with_name("any name.sqlite-wal").exists()
+            )
+            assert worktree_source(repo.path).identity == clean and checkout.state_of(repo.path).keys() == {"commit"}
+            repo.write({"any name.sqlite.txt": "", "note.lock": ""})
+            assert worktree_source(repo.path).detail["changed"] == ["any name.sqlite.txt", "note.lock"]
+            sqlite_utils.Database(other)["theirs"].insert({"a": 1})
+            assert "other.db" in worktree_source(repo.path).detail["changed"]
+            plain = tmp_path / "no checkout"
+            shutil.copytree(repo.path, plain, ignore=shutil.ignore_patterns(".git"))
+        before = path_source(plain, (), "BASE").identity
+        for file in plain.glob("any name.sqlite*"):
+            if not file.name.endswith(".txt"):
+                file.unlink()
+        assert path_source(plain, (), "BASE").identity == before
 
     def test_each_difference_has_its_own_identity(self, scratch_repo: Make) -> None:
         repo = scratch_repo(FLAT)
