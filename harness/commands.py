@@ -66,9 +66,9 @@ def comparison(request: Request, base: Asked, head: Asked, repo: Path, progress:
                 f"--suite: {request.suite} measures frostline's own kernels, which {find_project(repo).root} does not have; "
                 "name a suite file"
             )
-    progress.note(f"preparing {against.text} and {head.text or 'the working tree'}")
 
     def sources(targets: Sequence[str]) -> list[Source]:
+        progress.note(f"preparing {against.text} and {head.text or 'the working tree'}")
         first, second = (make(asked, repo, targets, request.python) for asked in (against, head))
         if base.text is None and first.identity == second.identity:
             raise UsageError(
@@ -77,7 +77,7 @@ def comparison(request: Request, base: Asked, head: Asked, repo: Path, progress:
             )
         return [first, second]
 
-    return plan_compare(request, sources)
+    return plan_compare(request, sources, say=progress.note)
 
 
 def self_comparison(device: str | None, threads: int | None, rounds: int | None) -> Plan:

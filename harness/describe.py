@@ -18,12 +18,14 @@ from frostline.harness.device import usable_cores
 from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.isolation import Ended, Process
 from frostline.harness.plan import Plan
+from frostline.harness.selection import split_setting
 from frostline.harness.side import Side, Source
 from frostline.results.looks import LOOK_ROUNDS
 from frostline.results.record import Bar, Case, UsageError
 
 DESCRIBE_TIMEOUT_S = 300.0
 ISOLATIONS = ("spawn", "fork")
+NO_SIDE_MENDS = ("SyntaxError", "IndentationError", "TabError")  # of what a suite's file can raise
 LOOKS = 2  # of a comparison: a second one where the first could not tell
 
 
@@ -49,6 +51,8 @@ class Request:
     python: Interpreter = OWN
 
     def __post_init__(self) -> None:
+        for setting in self.settings:
+            split_setting(setting)
         if self.isolation not in ISOLATIONS:
             raise UsageError(f"--isolation: expected {' or '.join(ISOLATIONS)}, got {self.isolation!r}")
         if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
@@ -67,7 +71,14 @@ class Request:
 
 
 class SuiteNotLoaded(UsageError):
-    """The suite's file raised something while it was loaded: perhaps it needs a package that only a side provides."""
+    """The suite's file raised something while it was loaded: perhaps it needs a package that only a side provides.
+
+    reason: what it raised.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,10 @@ def declared(request: Request, source: Source | None = None, process: Process | 
                 device=request.device,
             )
         except Ended as end:
-            raise SuiteNotLoaded(f"SUITE: {request.suite!r} could not be loaded{request.python.place}: {end.reason}") from None
+            message = f"SUITE: {request.suite!r} could not be loaded{request.python.place}: {end.reason}"
+            if end.reason.startswith(NO_SIDE_MENDS):
+                raise UsageError(message) from None
+            raise SuiteNotLoaded(message, end.reason) from None
     reply.pop("modules")
     cases = [Case(reply["suite"], reply["version"], params) for params in reply.pop("cases")]
     bars = tuple(Bar(**bar) for bar in reply.pop("bars"))
@@ -137,11 +151,16 @@ def plan_run(request: Request, process: Process | None = None) -> Plan:
     return replace(_plan(request, replace(suite, rounds=rounds), sides, looks=1), fewer_rounds=fewer, bars=suite.bars)
 
 
-def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Sequence[Source]], looks: int = LOOKS) -> Plan:
+def plan_compare(
+    request: Request,
+    make_sources: Callable[[Sequence[str]], Sequence[Source]],
+    looks: int = LOOKS,
+    say: Callable[[str], None] = lambda _: None,
+) -> Plan:
     """A plan that varies the source, the first being the baseline, with the implementation fixed to the suite's `compared`.
 
     `make_sources` turns the suite's target packages into the sources. A suite whose file needs a package that only a side
-    provides is asked for its declaration again with the last source on its path.
+    provides is asked for its declaration again with the last source on its path; `say` is told what is checked that late.
 
     Raises:
         UsageError: what was asked for is not there.
@@ -150,7 +169,10 @@ def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Seque
     try:
         suite = declared(request)
         sources = make_sources(suite.targets)
-    except SuiteNotLoaded:
+    except SuiteNotLoaded as failed:
+        if late := _checked_late(request):
+            file = request.suite.partition("::")[0]
+            say(f"{file} needs what a side provides ({failed.reason}): both are built before {late} can be checked")
         sources = make_sources(())
         suite = declared(request, sources[-1])
     if len(request.implementations) > 1:
@@ -161,6 +183,17 @@ def plan_compare(request: Request, make_sources: Callable[[Sequence[str]], Seque
     sides = [Side(at, implementation, source, at == 0) for at, source in enumerate(sources)]
     rounds = max(suite.rounds, LOOK_ROUNDS)  # what the verdicts' error rates in docs/method.md were simulated for
     return _plan(request, replace(suite, rounds=rounds), sides, looks)
+
+
+def _checked_late(request: Request) -> str:
+    """What was typed that only the suite's declaration can show to be a mistake."""
+    typed = {
+        "the suite's name": "::" in request.suite,
+        "--preset": request.preset,
+        "--set": request.settings,
+        "--implementation": request.implementations,
+    }
+    return ", ".join(name for name, given in typed.items() if given)
 
 
 def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) -> Plan:

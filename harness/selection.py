@@ -60,9 +60,7 @@ def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
     """
     typed: dict[str, Sequence[Value]] = {}
     for setting in settings:
-        axis, equals, values = setting.partition("=")
-        if not equals or not values:
-            raise UsageError(f"--set: expected AXIS=VALUE[,VALUE...], got {setting!r}")
+        axis, values = split_setting(setting)
         if axis not in suite.axes:
             meant = _did_you_mean(axis, list(suite.axes))
             raise UsageError(f"--set: {suite.name} has no axis {axis!r}{meant}; it has {', '.join(suite.axes) or 'none'}")
@@ -73,6 +71,14 @@ def select(suite: Suite, preset: Preset, settings: Sequence[str]) -> list[Case]:
         chosen = _describe({**preset.axes, **typed})
         raise UsageError(f"--set: {suite.name} has no case for {chosen or 'its axes'}: the selection is empty")
     return list({case.id: case for case in cases}.values())
+
+
+def split_setting(setting: str) -> tuple[str, str]:
+    """The axis of `AXIS=VALUE[,VALUE...]`, and its values as typed. Raises UsageError for another form."""
+    axis, equals, values = setting.partition("=")
+    if not axis or not equals or not values:
+        raise UsageError(f"--set: expected AXIS=VALUE[,VALUE...], got {setting!r}")
+    return axis, values
 
 
 def choose_implementations(suite: Suite, asked: Sequence[str], preset: Preset) -> list[str]:
