@@ -153,7 +153,10 @@ class Store:
         if len(found) == 1:
             return found[0]
         if not found:
-            raise UsageError(f"SESSION: no session {ref!r} in {self.path}; the last one is {known[-1].id}")
+            last = known[-1].id
+            raise UsageError(
+                f"SESSION: no session {ref!r} in {self.path}; the last one is {last}, frostline report --list has all"
+            )
         raise UsageError(
             f"SESSION: {ref!r} names {len(found)} sessions ({', '.join(one.id for one in found[-4:])}); give more of the id"
         )
@@ -213,6 +216,14 @@ class Store:
             key = (one.case_id, one.metric, one.role, one.position, one.baseline_session_id, one.baseline_position)
             latest[key] = one
         return list(latest.values())
+
+    def rounds_of(self, session_id: str) -> dict[str, int]:
+        """How many rounds each case has that count, by its id; without those that have none."""
+        sql = (
+            "SELECT case_id, COUNT(DISTINCT round) AS rounds FROM process "
+            "WHERE session_id = ? AND role = ? AND counted = 1 GROUP BY case_id"
+        )
+        return {row["case_id"]: row["rounds"] for row in self._query(sql, [session_id, Role.MEASURE])}
 
     def judged_since_measured(self, session_id: str) -> bool:
         """Whether the newest verdict of a session is newer than its newest process; not so where there is none."""

@@ -141,19 +141,33 @@ def compare(
 
 
 def report(
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="An id, the beginning of one, or last.")] = "last",
+    session: Annotated[
+        str | None, typer.Argument(metavar="SESSION", help="An id, the beginning of one, or last, which is the default.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Every stored session instead, the newest first: when, what, on what, how far.")
+    ] = False,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
 ) -> None:
-    """Print the table and the verdicts of a stored session."""
+    """Print the table and the verdicts of a stored session, or with --list what sessions there are."""
     from frostline.harness import commands
     from frostline.results.evidence import Evidence
+    from frostline.results.listing import sessions_table
     from frostline.results.report import verdict_table
     from frostline.results.store import Store
 
     check_outputs({"--markdown": markdown})
+    if session is not None and listed:
+        raise UsageError("--list names every session; leave SESSION out")
     with Store.open(db, create=False) as store:
-        found = store.session(session)
+        if listed:
+            table = sessions_table(store)
+            show(table)
+            if markdown is not None:
+                markdown.write_text(table.markdown() + "\n")
+            return
+        found = store.session(session or "last")
         verdicts = commands.verdicts_of(found, store)
         print_figures(store, found, verdicts, markdown)
         show(verdict_table(Evidence.load(store, found.id), verdicts))

@@ -12,11 +12,13 @@ from rich.console import Console
 
 from frostline.harness import commands
 from frostline.harness import session as sessions
+from frostline.harness.front.measure import report
 from frostline.harness.plan import Plan
 from frostline.harness.progress import Progress
 from frostline.harness.side import Side, Source
 from frostline.results.flags import OUT_OF_TIME
-from frostline.results.record import Case, Interleave, Outcome, ProcessRecord, Role, RoundRatio, Status, new_id
+from frostline.results.listing import sessions_table
+from frostline.results.record import Case, Interleave, Outcome, ProcessRecord, Role, RoundRatio, Status, UsageError, new_id
 from frostline.results.store import Store
 
 INSTALLED = Source("installed", "installed", "some code")
@@ -105,3 +107,43 @@ def test_what_rounds_took_before_is_known_when_they_go_on(store, monkeypatch, bu
     verdicts = sessions.measure(replace(one.plan, budget_s=budget_s), store, one.session, Progress(Console(file=io.StringIO())))
     assert bool(rounds) is begun
     assert all((OUT_OF_TIME in verdict.flags) is not begun for verdict in verdicts)
+
+
+def listed(store):
+    return [[" ".join(cell) for cell in row] for row in sessions_table(store).rows]
+
+
+def test_stored_sessions_are_listed_the_newest_first_with_what_is_there_of_them(store, tmp_path):
+    with pytest.raises(UsageError, match="holds no session yet"):
+        sessions_table(store)
+    begun = Recorded(store, cases=2)
+    whole, cut, more = Recorded(store), Recorded(store), Recorded(store)
+    for one, rounds in ((whole, 8), (cut, 5)):
+        one.measure(range(rounds))
+        one.judge()
+    (verdict,) = store.verdicts(cut.session.id)
+    store.add_verdicts([replace(verdict, flags=(OUT_OF_TIME,))])
+    more.measure(range(3))
+    sides = [side.record() for side in begun.plan.sides]
+    predicted = replace(begun.session, id=new_id(), command="frostline 'chart' crossover", detail={"predicted": True})
+    store.add_session(predicted, store.machine(begun.session.machine_id), sides, begun.plan.cases)
+    rows = listed(store)
+    assert [row[-1] for row in rows] == [
+        "predicted", "3 of 8, not finished", "5, the time ended it", "8", "0 of 8, not finished",
+    ]  # fmt: skip
+    assert [row[2] for row in rows] == ["chart crossover", "run", "run", "run", "run"]
+    assert rows[0][3:6] == ["toy", "one, two", "cpu"]
+    for row, session in zip(rows, reversed(store.sessions()), strict=True):
+        assert store.session(row[0]).id == session.id, "what is shown of an id names it"
+    with pytest.raises(UsageError, match=r"no session 'none' in .*; the last one is .*, frostline report --list has all$"):
+        store.session("none")
+
+
+def test_the_command_lists_them(store, capsys, tmp_path):
+    Recorded(store)
+    report(None, listed=True, db=store.path, markdown=tmp_path / "list.md")
+    said = capsys.readouterr().out
+    assert said.startswith(f"1 session in {store.path}") and "0 of 8, not finished" in said
+    assert (tmp_path / "list.md").read_text().startswith("**1 session in")
+    with pytest.raises(UsageError, match="--list names every session; leave SESSION out"):
+        report("last", listed=True, db=store.path)
