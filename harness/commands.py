@@ -216,6 +216,9 @@ def _gated(suite: SuitePolicy, root: Path) -> Request:
 
 
 def _finish(plan: Plan, session: Session, store: Store, progress: Progress, *, among_others: bool = False) -> Measured:
+    if plan.looks.most < LEAST_ROUNDS:
+        few = f"{plan.looks.most} round{'s' * (plan.looks.most > 1)}: fewer than {LEAST_ROUNDS} tell nothing of times"
+        progress.note(f"at most {few}, and all will be inconclusive; more are asked for with --rounds or --max-rounds")
     try:
         verdicts = sessions.measure(plan, store, session, progress)
     except KeyboardInterrupt:

@@ -147,3 +147,23 @@ def test_the_command_lists_them(store, capsys, tmp_path):
     assert (tmp_path / "list.md").read_text().startswith("**1 session in")
     with pytest.raises(UsageError, match="--list names every session; leave SESSION out"):
         report("last", listed=True, db=store.path)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most", "warned"),
+    [
+        (2, 2, "at most 2 rounds: fewer than 6 tell nothing of times, and all will be inconclusive; "),
+        (1, None, "at most 1 round: fewer than 6 tell nothing of times, and all will be inconclusive; "),
+        (3, 6, ""),
+        (6, None, ""),
+    ],
+)
+def test_too_few_rounds_to_tell_anything_are_said_before_they_are_taken(store, monkeypatch, rounds, most, warned):
+    one = Recorded(store)
+    one.measure(range(1))
+    said = io.StringIO()
+    plan = replace(one.plan, rounds=rounds, max_rounds=most)
+    monkeypatch.setattr(sessions, "measure", lambda *_: said.write("measuring\n") and [])
+    commands._finish(plan, one.session, store, Progress(Console(file=said, width=200)))
+    more = "more are asked for with --rounds or --max-rounds"
+    assert said.getvalue().splitlines() == [*([warned + more] if warned else []), "measuring"]
