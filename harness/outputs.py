@@ -9,6 +9,8 @@ from pathlib import Path
 
 from frostline.results.record import UsageError
 
+SCREEN = Path("-")  # --markdown -: stdout has the Markdown and nothing else
+
 
 def check_outputs(asked: Mapping[str, Path | None]) -> None:
     """Make sure that every file can be written. `asked` has the files by the option that names them.
@@ -17,7 +19,7 @@ def check_outputs(asked: Mapping[str, Path | None]) -> None:
         UsageError: naming the option, for a folder, a file whose folder is not there, and what must not be written.
     """
     for option, path in asked.items():
-        if path is not None and (problem := why_not_writable(path)):
+        if path is not None and (option, path) != ("--markdown", SCREEN) and (problem := why_not_writable(path)):
             raise UsageError(f"{option}: cannot write {path}: {problem}; wanted a file in a folder that can be written")
 
 

@@ -15,14 +15,17 @@ WORTH_NAMING = ("torch", "triton", "numpy")  # of what is installed in an enviro
 MOST_PLACES = 3  # that one reason names
 
 
-def notes(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[str]:
-    """Suite, device and machine, fixed axes, rounds, the meaning of the figures, sources, and every flag with its count."""
+def notes(evidence: Evidence, verdicts: Sequence[Verdict], *, ratios: bool = False) -> list[str]:
+    """Suite, device and machine, fixed axes, rounds, the meaning of the figures, sources, and every flag with its count.
+
+    `ratios`: the table shows ratios; otherwise what is saved.
+    """
     session, cases = evidence.session, evidence.cases
     measured = [record for record in evidence.processes if record.counted and record.role is Role.MEASURE]
     names = side_names(evidence.sides)
     return [
         *_where(evidence),
-        *_how(evidence, measured, verdicts),
+        *_how(evidence, measured, verdicts, ratios),
         *_shares(evidence),
         *(
             ["error: ||output - reference|| / ||reference||, the reference in higher precision"]
@@ -101,7 +104,7 @@ def _where(evidence: Evidence) -> Iterator[str]:
         yield f"always {', '.join(fixed)}"
 
 
-def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequence[Verdict], ratios: bool) -> Iterator[str]:
     if not measured:
         predicted = "by the cost model, on tensors that hold no data: nothing ran, so there are no times"
         yield predicted if evidence.only_predicted else "no round was measured: the session was ended before its first"
@@ -111,8 +114,10 @@ def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequen
     how = f"{', '.join(isolations)}, interleaved by {' and by '.join(interleaves)}"
     yield f"{_rounds(evidence)}, a fresh process of each side in every one ({how})"
     yield "time: median of the processes' medians ± half their interquartile range; memory: peak (+ above the inputs)"
-    if len({side.implementation for side in evidence.sides}) > 1:
-        level = " to ".join(format_percent(one) for one in _levels(verdicts))
+    level = " to ".join(format_percent(one) for one in _levels(verdicts))
+    if ratios:
+        yield f"ratio: measured over baseline; of a time that of the rounds, with its {level} interval"
+    elif len({side.implementation for side in evidence.sides}) > 1:
         yield f"saves: of a time, by the rounds' ratios with their {level} interval; of the rest, by the figures shown"
 
 

@@ -30,7 +30,7 @@ from frostline.results.record import (
 from frostline.results.statistics import summarise
 from frostline.results.table import Cell, Column, Table
 from frostline.results.units import MISSING, format_saving, format_spread, format_value
-from frostline.results.verdict import ONE_FOR_ALL, said_once, tally, worst_first
+from frostline.results.verdict import ONE_FOR_ALL, brief, said_once, tally, worst_first
 
 STATUS_SHOWN = {Status.OOM: "OOM", Status.WRONG: "wrong", None: "not measured"}
 TOPICS = {STEP_TIME.name: "time", PEAK_ALLOCATED.name: "memory", PEAK_RESIDENT.name: "memory", FLOPS.name: "FLOPs"}
@@ -98,7 +98,7 @@ def _place(evidence: Evidence, case: Case) -> list[Cell]:
 
 
 def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evidence | None = None) -> Table:
-    """A row for each verdict, the worst first; what holds for every metric of a side is said once.
+    """A row for each verdict, the worst first; what holds for every metric of a side is said once, and so is every figure.
 
     Args:
         evidence: the session that was judged.
@@ -121,7 +121,7 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
         place = [(plain(case.params.get(axis)),) for axis in axes] + ([(names[one.position],)] if several else [])
         baseline = _figure(base or evidence, one.baseline_position, one)
         own = [flag for flag in one.flags if flag not in common]
-        why = (one.sentence, f"({', '.join(own)})") if own else (one.sentence,)
+        why = (brief(one), f"({', '.join(own)})") if own else (brief(one),)
         rows.append(
             [
                 *place,
@@ -133,7 +133,7 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
                 why,
             ]
         )
-    return Table(f"{suite_of(evidence.cases)}: {tally(told)}", columns, rows, notes(evidence, verdicts))
+    return Table(f"{suite_of(evidence.cases)}: {tally(told)}", columns, rows, notes(evidence, verdicts, ratios=True))
 
 
 def markdown_comparison(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:

@@ -46,6 +46,15 @@ ONE_FOR_ALL = (
 )
 """Reasons that hold for a side whatever the metric: one row says it for all of them."""
 
+OF_ROUNDS = (
+    Reason.INTERVAL_EXCLUDES_ZERO,
+    Reason.INTERVAL_WITHIN_DELTA,
+    Reason.INTERVAL_TOO_WIDE,
+    Reason.EFFECT_BELOW_DELTA,
+)
+OF_EXACT_VALUES = (Reason.EQUAL, Reason.WITHIN_TOLERANCE, Reason.DIFFERENT)
+"""Reasons whose sentence is a claim and, after a colon, the figures that it rests on."""
+
 WORST_FIRST = (
     Outcome.BROKEN,
     Outcome.SLOWER,
@@ -200,6 +209,22 @@ def tally(verdicts: Iterable[Verdict]) -> str:
     """How many verdicts of each outcome, the worst first: `1 slower, 3 same`."""
     counts = Counter(one.outcome for one in verdicts)
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in WORST_FIRST if counts[outcome]) or "no verdict"
+
+
+def brief(one: Verdict) -> str:
+    """The sentence of a verdict beside columns that have its figures and its outcome: without either.
+
+    Figures that no column shows stay: why a side failed, and the range of values that vary.
+    """
+    if one.reason not in (*OF_ROUNDS, *OF_EXACT_VALUES):
+        return one.sentence
+    claim, _, rest = one.sentence.partition(": ")
+    more = rest.partition(". ")[2]  # the operator to look at, or why a difference does not count
+    said = [] if claim.lower() in (outcome.value for outcome in Outcome) else [claim]
+    if one.reason in OF_ROUNDS:
+        said.append(f"over {one.rounds} rounds")
+    told = ", ".join(said)
+    return " ".join(part for part in (f"{told[0].upper()}{told[1:]}." if told else "", more) if part)
 
 
 def said_once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:

@@ -20,9 +20,9 @@ from frostline.harness.front.options import (
     RoundsOption,
     seconds,
 )
-from frostline.harness.front.printing import command_line, progress, show
+from frostline.harness.front.printing import command_line, progress, show, write_markdown
 from frostline.harness.interpreters import OWN, Interpreter, find_interpreter
-from frostline.harness.outputs import check_outputs
+from frostline.harness.outputs import SCREEN, check_outputs
 
 if TYPE_CHECKING:
     from frostline.results.policy import Policy
@@ -70,12 +70,14 @@ def gate(
         evidence = [Evidence.load(store, one.session.id) for one in done]
     verdicts = [verdict for one in done for verdict in one.verdicts]
     result = decide(verdicts, policy, [case for one in done for case in one.plan.cases])
-    for seen in evidence:
-        gated = [item.verdict for item in result.items if item.verdict.session_id == seen.session.id]
-        show(verdict_table(seen, gated))
-    print("\n".join(result.sentences))
+    if markdown != SCREEN:
+        for seen in evidence:
+            gated = [item.verdict for item in result.items if item.verdict.session_id == seen.session.id]
+            show(verdict_table(seen, gated))
+        print("\n".join(result.sentences))
+    if markdown is not None:
+        write_markdown(gate_markdown(result, evidence), markdown)
     for path, text, mode in (
-        (markdown, gate_markdown(result, evidence), "w"),
         (summary, gate_markdown(result, evidence), "a"),
         (junit, gate_junit(result), "w"),
         (json_file, gate_json(result), "w"),

@@ -28,7 +28,7 @@ from frostline.harness.front.options import (
     TimeoutOption,
     make_request,
 )
-from frostline.harness.front.printing import command_line, print_comparison, print_figures, progress, say_kept, show
+from frostline.harness.front.printing import command_line, deliver, print_session, progress, say_kept
 from frostline.harness.outputs import check_outputs
 from frostline.results.record import UsageError
 
@@ -76,11 +76,7 @@ def run(
             done = commands.measure(plan, store, progress(), command_line())
         else:
             done = commands.resume(resume or "last", store, progress(), request.budget_s)
-        if len({side.source.label for side in done.plan.sides}) > 1:  # a comparison that was finished
-            print_comparison(store, done.session, done.verdicts, markdown)
-        else:
-            print_figures(store, done.session, done.verdicts, markdown)
-            say_kept(store, done.session.id)
+        print_session(store, done.session, done.verdicts, markdown)
 
 
 def compare(
@@ -118,8 +114,8 @@ def compare(
 ) -> None:
     """Compare two revisions of a repository, releases or directories: the same suite and machine, interleaved.
 
-    Each source is built or downloaded once and cached; the checkout is not touched. Ends with the verdicts and the Markdown
-    for a pull request.
+    Each source is built or downloaded once and cached; the checkout is not touched. Ends with the verdicts; --markdown has
+    them, and every figure, for a pull request.
     """
     from frostline.harness import commands
     from frostline.harness.sources import Asked
@@ -135,7 +131,7 @@ def compare(
     plan = commands.comparison(request, first, second, repo, progress())
     with Store.open(db) as store:
         done = commands.measure(plan, store, progress(), command_line())
-        print_comparison(store, done.session, done.verdicts, markdown)
+        print_session(store, done.session, done.verdicts, markdown)
         if check:
             raise typer.Exit(exit_code_for(done.verdicts))
 
@@ -152,9 +148,7 @@ def report(
 ) -> None:
     """Print the table and the verdicts of a stored session, or with --list what sessions there are."""
     from frostline.harness import commands
-    from frostline.results.evidence import Evidence
     from frostline.results.listing import sessions_table
-    from frostline.results.report import verdict_table
     from frostline.results.store import Store
 
     check_outputs({"--markdown": markdown})
@@ -162,16 +156,10 @@ def report(
         raise UsageError("--list names every session; leave SESSION out")
     with Store.open(db, create=False) as store:
         if listed:
-            table = sessions_table(store)
-            show(table)
-            if markdown is not None:
-                markdown.write_text(table.markdown() + "\n")
+            deliver([sessions_table(store)], markdown)
             return
         found = store.session(session or "last")
-        verdicts = commands.verdicts_of(found, store)
-        print_figures(store, found, verdicts, markdown)
-        show(verdict_table(Evidence.load(store, found.id), verdicts))
-        say_kept(store, found.id)
+        print_session(store, found, commands.verdicts_of(found, store), markdown, every_verdict=True)
 
 
 def cost(
@@ -212,11 +200,8 @@ def cost(
             if measured:
                 commands.measure_beside(plan, done.session, store, progress())
                 tables.append(validation_table(Evidence.load(store, done.session.id)))
-            for table in tables:
-                show(table)
-            if markdown is not None:
-                markdown.write_text("\n\n".join(table.markdown() for table in tables) + "\n")
-            say_kept(store, done.session.id)
+            deliver(tables, markdown)
+            say_kept(store, done.session.id, markdown)
 
 
 def _nothing_but_resume(context: typer.Context) -> None:

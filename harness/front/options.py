@@ -56,7 +56,12 @@ PythonOption = Annotated[
 ]
 DbOption = Annotated[Path, typer.Option("--db", envvar="FROSTLINE_DB", help="The database that keeps every sample.")]
 RepoOption = Annotated[Path, typer.Option("--repo", help="The git repository whose revisions are compared.")]
-MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Also write the table as Markdown to this file.")]
+MarkdownOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--markdown", metavar="FILE", help="Also write it as Markdown, as a pull request takes it; -: print that instead."
+    ),
+]
 
 DEFAULT_DB = Path("frostline.db")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from frostline.harness.front.options import MarkdownOption, SuiteOption
-from frostline.harness.front.printing import REPORT_WIDTH, show
+from frostline.harness.front.printing import REPORT_WIDTH, deliver
 from frostline.harness.outputs import check_outputs
 
 
@@ -38,6 +38,4 @@ def plan(
     budget = None if memory_budget is None else parse_bytes(memory_budget, "--memory-budget")
     question = PlanQuestion(tokens, hidden, vocab, lm_head, bias, loss, dtype, entropy, masked, group, budget, device)
     table = plan_table(question, ask_plan(suite, question))
-    show(table, width=REPORT_WIDTH)
-    if markdown is not None:
-        markdown.write_text(table.markdown() + "\n")
+    deliver([table], markdown, width=REPORT_WIDTH)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from frostline.harness.outputs import SCREEN
 from frostline.harness.progress import Progress
 
 if TYPE_CHECKING:
@@ -40,40 +41,49 @@ def show(table: Table, width: int | None = None) -> None:
     print()
 
 
-def print_figures(store: Store, session: Session, verdicts: Sequence[Verdict], markdown: Path | None) -> None:
-    """Print the figures of every side and the bars that the suite sets, and write both as Markdown where that was asked for."""
+def deliver(tables: Sequence[Table], markdown: Path | None, page: str = "", width: int | None = None) -> None:
+    """Print the tables, and write them, or another `page`, as Markdown if that was asked for: on the screen in their place."""
+    if markdown != SCREEN:
+        for table in tables:
+            show(table, width)
+    if markdown is not None:
+        write_markdown(page or "\n\n".join(table.markdown() for table in tables) + "\n", markdown)
+
+
+def write_markdown(page: str, markdown: Path) -> None:
+    """Write a page to a file, or to the screen."""
+    if markdown == SCREEN:
+        print(page, end="")
+    else:
+        markdown.write_text(page)
+
+
+def print_session(
+    store: Store, session: Session, verdicts: Sequence[Verdict], markdown: Path | None, *, every_verdict: bool = False
+) -> None:
+    """Print what a session found, so that every figure is read once, and where it is kept.
+
+    Of a comparison (one implementation on all sides) that is the verdicts; otherwise the figures of every side and the bars
+    that the suite sets, and with `every_verdict` what was concluded of them.
+    """
     from frostline.results.bars_report import bars_table
     from frostline.results.evidence import Evidence
-    from frostline.results.report import bench_table
+    from frostline.results.report import bench_table, markdown_comparison, verdict_table
 
     evidence = Evidence.load(store, session.id)
-    bars = bars_table(evidence)
-    tables = [bench_table(evidence, verdicts), *([] if bars is None else [bars])]
-    for table in tables:
-        show(table)
-    if markdown is not None:
-        markdown.write_text("\n\n".join(table.markdown() for table in tables) + "\n")
-
-
-def print_comparison(store: Store, session: Session, verdicts: Sequence[Verdict], markdown: Path | None) -> None:
-    """Print the verdicts, and their Markdown or the file that has it."""
-    from frostline.results.evidence import Evidence
-    from frostline.results.report import markdown_comparison, verdict_table
-
-    evidence = Evidence.load(store, session.id)
-    show(verdict_table(evidence, verdicts))
-    _offer_markdown(markdown_comparison(evidence, verdicts), markdown)
-    say_kept(store, session.id)
-
-
-def _offer_markdown(text: str, path: Path | None) -> None:
-    if path is not None:
-        path.write_text(text)
-        print(f"Markdown for a pull request: {path}")
+    if len(evidence.sides) > 1 and len({side.implementation for side in evidence.sides}) == 1:
+        deliver([verdict_table(evidence, verdicts)], markdown, markdown_comparison(evidence, verdicts))
     else:
-        print(f"Markdown for a pull request:\n\n{text}")
+        bars = bars_table(evidence)
+        figures = [bench_table(evidence, verdicts), *([] if bars is None else [bars])]
+        deliver(figures, markdown)
+        if every_verdict and markdown != SCREEN:
+            show(verdict_table(evidence, verdicts))
+    say_kept(store, session.id, markdown)
 
 
-def say_kept(store: Store, session_id: str) -> None:
-    """Say where the samples are and how to see the table again."""
-    print(f"Kept in {store.path} as session {session_id}; again: frostline report {session_id} --db {store.path}")
+def say_kept(store: Store, session_id: str, markdown: Path | None = None) -> None:
+    """Say where the samples are and how to see the table again; away from Markdown that is on the screen."""
+    again = f"again: frostline report {session_id} --db {store.path}"
+    more = "" if markdown else " (for a pull request: --markdown -)"
+    print(f"Kept in {store.path} as session {session_id}; {again}{more}", file=sys.stderr if markdown == SCREEN else None)

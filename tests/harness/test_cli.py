@@ -205,7 +205,8 @@ def test_check_makes_a_comparison_exit_like_a_gate(frostline, scratch_repo, tmp_
     options = ["--repo", repo.path, "--suite", suite, "--rounds", 6, "--db", tmp_path / "n.db", "--check"]
     worse = frostline("compare", "HEAD~1", "HEAD", *options)
     assert worse.returncode == 1, worse.stdout + worse.stderr
-    assert "slower" in worse.stdout and "Markdown for a pull request" in worse.stdout
+    assert "slower" in worse.stdout and "for a pull request: --markdown -" in worse.stdout
+    assert worse.stdout.count("step time") == 1 and "<details>" not in worse.stdout, "each figure is read once"
     better = frostline("compare", "HEAD", "HEAD~1", *options)
     assert better.returncode == 0, better.stdout + better.stderr
 

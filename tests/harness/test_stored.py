@@ -6,6 +6,7 @@ import io
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -27,9 +28,9 @@ INSTALLED = Source("installed", "installed", "some code")
 class Recorded:
     """A session of two sides whose processes are made up: the second takes `ratio` times as long as the first."""
 
-    def __init__(self, store: Store, rounds: int = 8, cases: int = 1) -> None:
+    def __init__(self, store: Store, rounds: int = 8, cases: int = 1, names: tuple[str, str] = ("one", "two")) -> None:
         self.store = store
-        sides = [Side(at, name, INSTALLED, at == 0) for at, name in enumerate(("one", "two"))]
+        sides = [Side(at, name, INSTALLED, at == 0) for at, name in enumerate(names)]
         found = [Case("toy", "v1", {"n": n}) for n in range(cases)]
         self.plan = Plan("bench.py::toy", found, sides, rounds, "cpu", 1)
         self.session = sessions.open_session(self.plan, store, "frostline run bench.py", {})
@@ -167,3 +168,21 @@ def test_too_few_rounds_to_tell_anything_are_said_before_they_are_taken(store, m
     commands._finish(plan, one.session, store, Progress(Console(file=said, width=200)))
     more = "more are asked for with --rounds or --max-rounds"
     assert said.getvalue().splitlines() == [*([warned + more] if warned else []), "measuring"]
+
+
+@pytest.mark.parametrize("names", [("one", "one"), ("one", "two")])
+def test_markdown_may_be_all_that_is_on_the_screen(store, capsys, tmp_path, names):
+    """So that it can be handed on; of a comparison it has the verdicts, and every figure folded away."""
+    one = Recorded(store, names=names)
+    one.measure(range(8), ratio=2.0)
+    one.judge()
+    report("last", db=store.path, markdown=tmp_path / "page.md")
+    plain, page = capsys.readouterr(), (tmp_path / "page.md").read_text()
+    compared = names == ("one", "one")
+    assert ("<details>" in page) is compared
+    assert ("saves" not in plain.out) is compared, "a comparison's figures are read once"
+    assert plain.out.count("2.000 ± ") == (1 if compared else 2)
+    assert plain.out.count("2.000 [") == 1 and "over 8 rounds" in plain.out.lower() and "+100" not in plain.out
+    report("last", db=store.path, markdown=Path("-"))
+    alone = capsys.readouterr()
+    assert alone.out == page and "Kept in" in alone.err and "Kept in" in plain.out

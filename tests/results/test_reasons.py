@@ -17,9 +17,10 @@ from frostline.results.gate import Weight, decide
 from frostline.results.gate_report import gate_json, gate_junit, gate_markdown
 from frostline.results.judge import Thresholds, judge_across, judge_session
 from frostline.results.policy import MetricPolicy, Policy
-from frostline.results.record import Machine, Outcome, Reason, Status
+from frostline.results.record import Machine, Outcome, Reason, Status, Verdict
 from frostline.results.report import verdict_table
 from frostline.results.store import Store
+from frostline.results.verdict import OF_EXACT_VALUES, OF_ROUNDS, brief
 
 
 def log_ratios(effect, deviation, count=8):
@@ -120,7 +121,36 @@ def test_it_stands_in_the_table_and_in_markdown(reached):
     table = verdict_table(seen(world), [verdict])
     for text in (table.text(), table.markdown()):
         assert verdict.outcome in text
-        assert verdict.sentence.split(" ")[0] in text
+        assert all(word in text for word in brief(verdict).split(" ")[:1])
+
+
+def test_beside_its_figures_it_repeats_none_and_keeps_the_rest(reached):
+    verdict, _ = reached
+    told = brief(verdict)
+    if verdict.reason in (*OF_ROUNDS, *OF_EXACT_VALUES):
+        assert "interval" not in told and "against" not in told
+        assert verdict.reason not in OF_ROUNDS or f"ver {verdict.rounds} rounds." in told
+        assert brief(replace(verdict, sentence=f"{verdict.sentence} The operator mm, in half.py.")).endswith("mm, in half.py.")
+    else:
+        assert told == verdict.sentence
+
+
+def test_what_is_said_beside_figures():
+    timing = {"effect": 1.1, "low": 1.05, "high": 1.2, "delta": 0.03, "rounds": 12}
+    one = Verdict("s", "c", "step_time", 1, 0, Outcome.SLOWER, Reason.INTERVAL_EXCLUDES_ZERO, "", p_value=0.01, **timing)
+    figures = "+10 % (99 % interval +5.0 % to +20 %) over 12 rounds."
+    said = {
+        (Reason.INTERVAL_EXCLUDES_ZERO, f"Slower: {figures}"): "Over 12 rounds.",
+        (Reason.INTERVAL_WITHIN_DELTA, f"The same within 3 %: {figures}"): "The same within 3 %, over 12 rounds.",
+        (Reason.INTERVAL_TOO_WIDE, f"Slower: {figures} One by chance."): "Over 12 rounds. One by chance.",
+        (Reason.EQUAL, "Equal: 5 MiB."): "Equal.",
+        (Reason.DIFFERENT, "Less: 2.5 MiB against 5 MiB (-50.0 %)."): "",
+        (Reason.DIFFERENT, "More: 2.5 MiB against 1 MiB (+150 %). The operator mm."): "The operator mm.",
+        (Reason.WITHIN_TOLERANCE, "The same within 2.5 MiB: 5 MiB against 6 MiB."): "The same within 2.5 MiB.",
+        (Reason.VARIES, "It varies: 1 MiB to 2 MiB against 3 MiB."): "It varies: 1 MiB to 2 MiB against 3 MiB.",
+    }
+    found = {key: brief(replace(one, reason=key[0], sentence=key[1])) for key in said}
+    assert found == said
 
 
 def test_it_survives_the_store(reached, tmp_path):
