@@ -153,13 +153,15 @@ def _shares(evidence: Evidence) -> Iterator[str]:
 
 
 def _sources(evidence: Evidence) -> Iterator[str]:
-    """What each side's name led to: a commit with its subject, a release, and what was installed beside it."""
+    """What each side's name led to: a commit with its subject, a hash of a directory, a release, and what was beside it."""
     names = side_names(evidence.sides)
     for side in evidence.sides:
         detail, told = side.detail, []
         if "commit" in detail:
             changed = ", with changes" if detail.get("dirty") else ""
             told.append(f"{detail['commit'][:12]}{changed} ({detail.get('subject', '')})")
+        elif side.source_kind == "path":
+            told.append(f"content {side.source_id[:12]}")
         if "distribution" in detail and f"=={detail['version']}" not in side.source:
             told.append(f"{detail['distribution']} {detail['version']}")
         if more := [pin for pin in detail.get("installed_with", ()) if pin not in side.source]:

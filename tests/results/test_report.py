@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -308,3 +309,17 @@ def test_a_session_that_was_interrupted_before_its_first_round_was_not_predicted
         assert "no round was measured: the session was ended before its first" in said
         assert "predicted" not in said and "cost model" not in said
     assert bench_table(evidence, []).rows[0][0] == ("not measured",)
+
+
+def test_what_a_directory_held_is_named_by_a_hash_of_it(make_world):
+    """As a revision is by its commit: the directory will be another one tomorrow."""
+    world = make_world(("pruned", "pruned"), source_kind="path")
+    details = ({"directory": "/a"}, {"directory": "/b", "installed_with": ["einops==0.8.1"]})
+    world.sides = [
+        replace(side, source=f"path:{name}", source_id=name * 16, detail=detail)
+        for side, name, detail in zip(world.sides, ("ab", "cd"), details, strict=True)
+    ]
+    evidence = Evidence(world.session, world.machine, world.sides, world.cases, [])
+    said = verdict_table(evidence, []).notes
+    assert "path:ab: content abababababab" in said
+    assert "path:cd: content cdcdcdcdcdcd, with einops==0.8.1" in said
