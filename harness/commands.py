@@ -241,4 +241,5 @@ def _something_measured(store: Store, session: Session, plan: Plan, role: Role, 
     reasons = dict.fromkeys(f"{item.status}: {item.reason}" for item in failed)
     said = "; ".join(list(reasons)[:3]) or why or "no process ran"
     last = "\n  ".join(next((item.stderr.strip().splitlines()[-8:] for item in failed if item.stderr.strip()), []))
-    raise NothingMeasured(f"nothing could be measured{plan.python.place} ({said})" + (f"\n  {last}" if last else ""))
+    done = "predicted" if role is Role.PREDICT else "measured"
+    raise NothingMeasured(f"nothing could be {done}{plan.python.place} ({said})" + (f"\n  {last}" if last else ""))

@@ -48,6 +48,10 @@ Reply = dict[str, Any]
 Loaded: TypeAlias = tuple[str, Suite]  # how a suite was named, and the suite
 
 
+class Explained(Exception):
+    """A failure whose message says all that there is to say: no traceback of ours would help."""
+
+
 class Worker:
     """The state of one measured process between requests."""
 
@@ -151,10 +155,11 @@ class Worker:
         try:
             cost = predict(build, context=context, device=self.device, traffic=suite.traffic() if suite.traffic else None)
         except UsageError as error:  # a step that asks its data is a result of this case, no mistake of the command's
-            raise ValueError(str(error)) from error
+            raise Explained(str(error)) from error
         if not cost.figures.get(OPERATORS.name, 1):
-            raise ValueError(
-                "the step ran no torch operator, so there is nothing to predict: measure it (frostline run, compare)"
+            raise Explained(
+                "the cost model needs tensors, and the step ran no operator of torch's; "
+                "measure it: frostline run, frostline compare"
             )
         return {"measurements": dict(cost.figures), "cost": cost.to_json(), "environment": self._environment()}
 
@@ -267,6 +272,8 @@ def _failure(error: BaseException) -> Reply:
         return {"status": Status.SKIPPED, "reason": str(error)}
     if isinstance(error, UsageError):
         return {"usage": str(error)}
+    if isinstance(error, Explained):
+        return {"status": Status.ERROR, "reason": str(error)}
     with suppress(Exception):
         traceback.print_exception(error)
     message = f"{type(error).__name__}: {error}".strip().splitlines()[0][:500]

@@ -65,3 +65,17 @@ def test_a_named_device_takes_its_own_branches(frostline: Callable[..., Any], tm
         assert done.returncode == 0, done.stderr
         shown[name] = "frostline.fold_logits" in done.stdout
     assert shown == {"h200": True, "a100": False}
+
+
+def test_a_suite_without_tensors_is_told_so_in_one_line(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    (tmp_path / "plain.py").write_text(
+        "from frostline.harness import suite\n@suite(axes={'n': [1, 2]}, implementations=['one', 'two'])\n"
+        "def plain(implementation, device, *, n):\n    return lambda: sorted(range(n))\n"
+    )
+    done = frostline("cost", tmp_path / "plain.py", "--db", tmp_path / "f.db")
+    assert done.returncode == 4
+    said = [line for line in done.stderr.splitlines() if not line.startswith("[")]
+    assert said == [
+        "frostline: nothing could be predicted (error: the cost model needs tensors, and the step ran no operator of torch's; "
+        "measure it: frostline run, frostline compare)"
+    ]
