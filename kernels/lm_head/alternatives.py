@@ -80,18 +80,25 @@ def _why(chosen: Plan, weighed: list[Plan]) -> str:
     name, needs = _name(chosen).capitalize(), f"{_products(chosen.products)} and {format_bytes(chosen.peak_bytes)}"
     limit = _limit(chosen.problem)
     if not chosen.fits:
-        return f"{name} runs: nothing fits {limit}, and it needs least ({needs})."
+        over = f", {hidden}" if (hidden := _hidden_excess(chosen)) else ""
+        return f"{name} runs: nothing fits {limit}, and it needs least ({needs}{over})."
     if len(weighed) == 1:
         return f"{name} runs: nothing else gives less than it computes ({needs}, within {limit})."
     faster = [plan for plan in weighed if plan.products < chosen.products]
     if faster:
         least = min(faster, key=lambda plan: plan.peak_bytes)
         spared = f"{least.strategy} with {_products(least.products)} needs {format_bytes(least.peak_bytes)} at the least"
-        return f"{name} runs ({needs}): {spared}, more than {limit}."
+        return f"{name} runs ({needs}): {spared}, {_hidden_excess(least) or 'more'} than {limit}."
     equals = [plan for plan in weighed if plan.products == chosen.products and plan != chosen]
     if equals:
         return f"{name} runs ({needs}, within {limit}): the fewest products, and of the forms that need as few the smaller."
     return f"{name} runs ({needs}, within {limit}): the fewest products of what can be."
+
+
+def _hidden_excess(plan: Plan) -> str:
+    """By how much a plan is above the limit, where both would read alike; otherwise nothing."""
+    limit = plan.problem.memory_limit
+    return f"{plan.peak_bytes - limit:,} B more" if format_bytes(plan.peak_bytes) == format_bytes(limit) else ""
 
 
 def _limit(problem: Problem) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -392,3 +393,25 @@ def test_the_generation_of_a_gpu_that_is_not_there_is_that_of_the_target(capabil
         assert fusable(hidden, weight) is fused
     with target_device("cuda"):
         assert fusable(hidden, weight)
+
+
+@pytest.mark.parametrize(
+    ("needs", "strategy", "says"),
+    [
+        (
+            FROZEN,
+            Strategy.STREAM,
+            r"nothing fits the budget of 129 MiB, and it needs least \(2 products and 129 MiB, 1 B more\)\.$",
+        ),
+        (
+            TRAINED,
+            Strategy.BLOCKS,
+            r"blocks with 3 products needs 3.00 GiB at the least, 1 B more than the budget of 3.00 GiB\.$",
+        ),
+    ],
+)
+def test_a_budget_that_is_missed_by_less_than_is_shown_says_by_how_much(needs, strategy, says):
+    """Not that 129 MiB do not fit 129 MiB."""
+    tight = alternatives(problem(needs, memory_budget=1)).options
+    least = min(one.plan.peak_bytes for one in tight if one.plan is not None and one.plan.strategy is strategy)
+    assert re.search(says, alternatives(problem(needs, memory_budget=least - 1)).why)
