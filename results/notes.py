@@ -115,9 +115,9 @@ def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequen
     yield f"{_rounds(evidence)}, a fresh process of each side in every one ({how})"
     yield "time: median of the processes' medians ± half their interquartile range; memory: peak (+ above the inputs)"
     level = " to ".join(format_percent(one) for one in _levels(verdicts))
-    if ratios:
+    if ratios and any(one.low < one.high for one in verdicts):
         yield f"ratio: measured over baseline; of a time that of the rounds, with its {level} interval"
-    elif len({side.implementation for side in evidence.sides}) > 1:
+    elif not ratios and len({side.implementation for side in evidence.sides}) > 1:
         yield f"saves: of a time, by the rounds' ratios with their {level} interval; of the rest, by the figures shown"
 
 
