@@ -103,7 +103,7 @@ def test_the_verdict_table_has_the_worst_first_and_says_a_failure_once(session):
         "0.559 [0.559, 0.560]",
     )
     assert rows[1]["why"] == "This side ran out of memory: CUDA out of memory."
-    assert rows[4]["why"] == "Over 8 rounds.", "the figures have columns of their own"
+    assert rows[4]["why"] == "Over 8 rounds. (drift)", "the figures have columns of their own"
     ratio = "ratio: measured over baseline; of a time that of the rounds, with its 99 % interval"
     assert ratio in table.notes
     assert ratio not in verdict_table(session, [one for one in judge_session(session) if one.metric != "step_time"]).notes
