@@ -53,11 +53,12 @@ class Step:
     left out instead of being wrong.
 
     `times` names the metrics that the step is timed by, in this order; one that the device has no clock for is left out, and
-    the report says why. `step_time` is a step as it is called. A short step may be timed by `host_time` (what the host takes for
-    it), `kernel_time` (its kernels alone) and `cold_step_time` (between events, the L2 cache overwritten before) as well.
-    `alike` makes another `run` that does the same on tensors of its own; called as often as it takes to exceed the L2 cache, for
-    a CUDA graph in which each run finds nothing of its tensors there. A step without it, or that no graph can hold, has the
-    `kernel_time` of a profile.
+    the report says why. `step_time` is a step as it is called. A short step may be timed by `host_time` (what the host takes
+    to call it), `kernel_time` (its kernels alone) and `cold_step_time` (between events, the L2 cache overwritten before) too.
+
+    `alike` makes another `run` that does the same on tensors of its own. It is called as often as it takes to exceed the L2
+    cache, for a CUDA graph in which no run finds its tensors there: that is `kernel_time`. A step without it, or that no graph
+    can hold, has the `kernel_time` of a profile.
     """
 
     run: Callable[[], Any]

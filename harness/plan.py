@@ -127,7 +127,7 @@ def block_steps(step_ns: float, sides: int = 1) -> int:
 
 
 def host_calls(call_ns: float, sides: int = 1) -> int:
-    """How many calls one reading of the host's time covers: 50 or more, fewer of long ones, for ten readings to fit in a block."""
+    """How many calls one reading of the host's time covers: 50 or more; fewer of long ones, so that ten fit in a block."""
     longest = min(BLOCK_NS_AT_MOST, FORTH_NS / sides) / BLOCK_STEPS
     return max(1, min(max(HOST_CALLS, loops(call_ns)), int(longest // call_ns)))
 

@@ -108,8 +108,8 @@ def time_on_cuda(
 class ColdEvents:
     """`time_on_cuda` with the L2 cache overwritten before each run, as `triton.testing.do_bench` does.
 
-    While the GPU overwrites it the host goes ahead and launches, so less of the host's time is in a reading. What was written is
-    on its way to memory while the step runs: a step that is bound by bandwidth takes a little longer than its kernels alone.
+    While the GPU overwrites it the host goes ahead and launches, so less of the host's time is in a reading. What was written
+    is on its way to memory while the step runs: a step that is bound by bandwidth takes longer than it otherwise would.
 
     Args:
         flush: overwrites the cache, see `flusher`.

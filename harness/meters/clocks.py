@@ -33,15 +33,16 @@ def clocks_for(step: Step, device: str) -> Clocks:
     if not wanted:
         skip(f"{' and '.join(how)} cannot be read on {device}: a GPU is needed")
     if not cuda:
-        return Clocks({name: time_on_host for name in wanted}, how)
+        return Clocks(dict.fromkeys(wanted, time_on_host), how)
     flush = flusher() if any(name in NEEDS_CUDA for name in wanted) else _nothing
-    of: dict[str, Clock] = {}
-    for name in wanted:
-        if name == KERNEL_TIME.name:
-            of[name], how[name] = _kernel_clock(step, flush)
-        else:
-            of[name] = {STEP_TIME.name: clock_for(device), HOST_TIME.name: time_calls, COLD_STEP_TIME.name: ColdEvents(flush)}[name]
-    return Clocks(of, how)
+    clocks: dict[str, Clock] = {
+        STEP_TIME.name: clock_for(device),
+        COLD_STEP_TIME.name: ColdEvents(flush),
+        HOST_TIME.name: time_calls,
+    }
+    if KERNEL_TIME.name in wanted:
+        clocks[KERNEL_TIME.name], how[KERNEL_TIME.name] = _kernel_clock(step, flush)
+    return Clocks({name: clocks[name] for name in wanted}, how)
 
 
 def _kernel_clock(step: Step, flush: Callable[[], object]) -> tuple[Clock, str]:

@@ -1,9 +1,9 @@
 """The time of a step's kernels alone: replays of a CUDA graph of many runs, or the sum of their durations in a profile.
 
-Both leave out what the host takes, and both begin with an L2 cache that has nothing of the step's tensors. In the graph the runs
-take turns on tensors that together exceed the cache, which is what a training step finds: what one run reads was last touched
-long ago, and what it writes displaces what others wrote. In a profile the cache is overwritten before each run, so that a run
-also has that on its way to memory. A graph's figure has the gaps between two kernels (about 1 us), a profile's has not.
+Both leave out what the host takes, and both begin with an L2 cache that has nothing of the step's tensors. In the graph the
+runs take turns on tensors that together exceed the cache, which is what a training step finds: what one run reads was last
+touched long ago, and what it writes displaces what others wrote. In a profile the cache is overwritten before each run, so that
+a run also has that on its way to memory. A graph's figure has the gaps between two kernels (about 1 us), a profile's has not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import cycle, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # public, and imported there for that
 
 from frostline.harness.declare import Step
 from frostline.harness.meters.clock import l2_bytes, no_collection
@@ -169,7 +170,7 @@ def between_markers(kernels: Sequence[Kernel]) -> list[float]:
 def _kernels(profile: Any) -> list[Kernel]:
     def found() -> Iterator[Kernel]:
         for event in profile.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA:
+            if event.device_type == DeviceType.CUDA:
                 yield Kernel(event.name, event.time_range.start * 1e3, event.time_range.elapsed_us() * 1e3)
 
     return list(found())

@@ -103,7 +103,7 @@ def test_the_host_goes_from_call_to_call_and_waits_only_where_the_gpu_falls_behi
 
 def test_a_graph_holds_runs_on_tensors_that_exceed_the_cache_and_is_replayed_for_each_reading(monkeypatch):
     gpu = Gpu(monkeypatch)
-    monkeypatch.setattr(kernels, "_called_ns", lambda turns: 1e6)
+    monkeypatch.setattr(kernels, "_called_ns", lambda _: 1e6)
     replays = Replays(gpu.alike)
     assert gpu.done[:7] == ["stream", "made", "run", "made", "run", "end stream", "capture"]
     assert gpu.done[7:] == ["run"] * 4 + ["end capture", "replay"], "4 ms of runs of 1 ms"
@@ -129,7 +129,17 @@ def test_runs_are_made_until_their_tensors_exceed_what_is_asked_for():
 
 def test_a_profile_counts_what_is_between_two_markers():
     marker, work = "at::cuda::spin_kernel(long)", "norm"
-    ran = [(marker, 1), ("step", 10), ("copy", 5), (marker, 1), ("flush", 99), (marker, 1), (work, 7), (marker, 1), ("later", 3)]
+    ran = [
+        (marker, 1),
+        ("step", 10),
+        ("copy", 5),
+        (marker, 1),
+        ("flush", 99),
+        (marker, 1),
+        (work, 7),
+        (marker, 1),
+        ("later", 3),
+    ]
     profile = [Kernel(name, float(start), float(duration)) for start, (name, duration) in enumerate(ran)]
     assert between_markers(profile[::-1]) == [15.0, 7.0]
     assert between_markers(profile[:-2]) == [15.0], "a run whose end is missing does not count"

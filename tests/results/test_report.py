@@ -239,7 +239,12 @@ def test_each_time_is_named_for_what_it_is(make_world):
     evidence = Evidence(world.session, world.machine, world.sides, world.cases, world.processes, world.ratios)
     table = bench_table(evidence, judge_session(evidence))
     (row,) = table.rows
-    assert row[0] == ("90.00 ± 0.00 us", "25.00 ± 0.00 us cold step time", "18.30 ± 0.00 us kernel time", "60.00 ± 0.00 us host time")
+    assert row[0] == (
+        "90.00 ± 0.00 us",
+        "25.00 ± 0.00 us cold step time",
+        "18.30 ± 0.00 us kernel time",
+        "60.00 ± 0.00 us host time",
+    )
     assert row[2] == ("50.0 % kernel time", "0.0 % host time")
     assert row[-1][-2:] == ("kernel time: faster", "host time: same")
     assert "kernel time: the kernels of one step alone, nothing of it in the L2 cache before" in table.notes
