@@ -82,7 +82,14 @@ def draw_bound(panels: Sequence[BoundPanel], *, title: str, caption: str = "", t
                 axes.tick_params(labelbottom=False)
         top -= tall + _BETWEEN
     figure.text(_LEFT / _WIDTH, 1 - 0.3 / height, title, weight="bold", size=theme.HEADING)
-    figure.text((_LEFT - 0.07) / _WIDTH, 1 - (_HEAD - 0.08) / height, "rows x columns", ha="right", color=theme.MUTED)
+    figure.text(
+        (_LEFT - 0.07) / _WIDTH,
+        1 - (_HEAD - 0.08) / height,
+        "rows x columns",
+        ha="right",
+        color=theme.MUTED,
+        size=theme.CAPTION,
+    )
     handles = [Line2D([], [], linestyle="none", marker=looks[side].marker, color=looks[side].colour) for side in sides]
     figure.legend(
         handles, sides, ncols=len(sides), frameon=False, loc="center left", handletextpad=0.1, columnspacing=1.2,
