@@ -8,6 +8,7 @@ a run also has that on its way to memory. A graph's figure has the gaps between 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +21,9 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]  # public, a
 from frostline.harness.declare import Step
 from frostline.harness.meters.clock import l2_bytes, no_collection
 
-TURNS_OVER_L2 = 2.5  # the bytes that the runs of a graph take turns on, over those of the L2 cache
+TURNS_OVER_L2 = 5.0  # the bytes that the runs of a graph take turns on, over those of the L2 cache: some are not touched again
 TURNS_AT_LEAST, TURNS_AT_MOST = 2, 64
-GRAPH_NS = 4e6  # of the runs in a graph as the host calls them; replayed, short ones take a quarter of that
+REPLAY_NS = 1e6  # that a replay takes at least: from an event to a graph's first kernel it is some us
 MARKER = "spin_kernel"  # what `torch.cuda._sleep` launches
 
 Run: TypeAlias = Callable[[], Any]
@@ -52,16 +53,14 @@ class Replays:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._turns = make_turns(alike, torch.cuda.memory_allocated, TURNS_OVER_L2 * l2_bytes())
-            each_ns = _called_ns(self._turns)
-        rounds = max(1, round(GRAPH_NS / (each_ns * len(self._turns))))
-        self.runs = rounds * len(self._turns)
-        kept: deque[Any] = deque(maxlen=len(self._turns))  # else every run would write where the last one did
-        self._graph = torch.cuda.CUDAGraph()
-        with no_collection(), torch.cuda.graph(self._graph, stream=stream):
-            for turn in islice(cycle(self._turns), self.runs):
-                kept.append(turn())
-        self._graph.replay()
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()
+        self.runs = len(self._turns)
+        self._graph = _capture(self._turns, self.runs, stream)
+        once = min(value for _, value in self(Step(self._turns[0]), 3)[1:]) * self.runs
+        if once < REPLAY_NS:
+            self.runs *= math.ceil(REPLAY_NS / once)
+            self._graph = _capture(self._turns, self.runs, stream)
+            self(Step(self._turns[0]), 1)
 
     @property
     def how(self) -> str:
@@ -107,14 +106,18 @@ def make_turns(alike: Callable[[], Run], allocated: Callable[[], int], enough: f
     return turns
 
 
-def _called_ns(turns: Sequence[Run]) -> float:
-    """What a run takes as it is called, without a graph."""
-    torch.cuda.synchronize()
-    start = time.perf_counter_ns()
-    for turn in turns:
-        turn()
-    torch.cuda.synchronize()
-    return max(1.0, (time.perf_counter_ns() - start) / len(turns))
+def _capture(turns: Sequence[Run], runs: int, stream: Any) -> Any:
+    """A CUDA graph of `runs` runs in turn, none of which writes where the one before it did. Raises RuntimeError."""
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    kept: deque[Any] = deque(maxlen=len(turns))  # the memory of a result that is dropped is the next one's
+    try:
+        with no_collection(), torch.cuda.graph(graph, stream=stream):
+            for turn in islice(cycle(turns), runs):
+                kept.append(turn())
+    except RuntimeError:
+        torch.cuda.set_stream(current)  # a capture that failed leaves its own as the current stream
+        raise
+    return graph
 
 
 class Profiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -17,9 +18,9 @@ L2 = 1000
 
 
 class Gpu:
-    """Notes what is done with it, in order. Each event is 1 ms after the one before."""
+    """Notes what is done with it, in order. Each event is `event_ms` after the one before."""
 
-    def __init__(self, monkeypatch, behind=False):
+    def __init__(self, monkeypatch, behind=False, event_ms=1.0):
         self.done, self.events, self.behind = [], 0, behind
         gpu = self
 
@@ -33,7 +34,7 @@ class Gpu:
                 gpu.done.append("event")
 
             def elapsed_time(self, other):
-                return float(other.at - self.at)
+                return event_ms * (other.at - self.at)
 
             def query(self):
                 return not gpu.behind
@@ -101,17 +102,49 @@ def test_the_host_goes_from_call_to_call_and_waits_only_where_the_gpu_falls_behi
     assert len(readings) == 3 and all(0 < value < 1e6 for _, value in readings)
 
 
-def test_a_graph_holds_runs_on_tensors_that_exceed_the_cache_and_is_replayed_for_each_reading(monkeypatch):
-    gpu = Gpu(monkeypatch)
-    monkeypatch.setattr(kernels, "_called_ns", lambda _: 1e6)
+@pytest.mark.parametrize(("event_ms", "rounds"), [(1.0, 1), (0.3, 4)])
+def test_a_graph_holds_runs_on_tensors_that_exceed_the_cache_and_is_replayed_for_each_reading(monkeypatch, event_ms, rounds):
+    gpu = Gpu(monkeypatch, event_ms=event_ms)
     replays = Replays(gpu.alike)
-    assert gpu.done[:7] == ["stream", "made", "run", "made", "run", "end stream", "capture"]
-    assert gpu.done[7:] == ["run"] * 4 + ["end capture", "replay"], "4 ms of runs of 1 ms"
-    assert "2 sets of tensors" in replays.how
+    assert gpu.done[:11] == ["stream", *["made", "run"] * 4, "end stream", "capture"], "1,500 bytes each, 5 times 1,000 wanted"
+    assert gpu.done[11:16] == ["run"] * 4 + ["end capture"]
+    captured = [len(list(group)) for name, group in itertools.groupby(gpu.done[10:]) if name == "run"]
+    assert captured == ([4] if rounds == 1 else [4, 16]), "a replay takes 1 ms or more"
+    assert replays.runs == 4 * rounds and "4 sets of tensors" in replays.how
     del gpu.done[:]
     readings = replays(Step(gpu.run("never")), 3, loops=9)
     assert gpu.done == ["event", "replay", "event"] * 3
-    assert [value for _, value in readings] == [1e6 / 4] * 3
+    assert [value for _, value in readings] == pytest.approx([event_ms * 1e6 / (4 * rounds)] * 3)
+
+
+def test_a_run_is_captured_while_the_results_of_the_others_are_there(monkeypatch):
+    Gpu(monkeypatch)
+    alive, most = set(), []
+
+    class Result:
+        def __init__(self):
+            alive.add(id(self))
+            most.append(len(alive))
+
+        def __del__(self):
+            alive.discard(id(self))
+
+    kernels._capture([Result, Result, Result], 9, None)
+    assert max(most) == 4 and not alive
+
+
+def test_a_capture_that_fails_gives_the_stream_back(monkeypatch):
+    Gpu(monkeypatch)
+    given = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "before")
+    monkeypatch.setattr(torch.cuda, "set_stream", given.append)
+
+    def fail():
+        raise RuntimeError("not while capturing")
+
+    with pytest.raises(RuntimeError, match="not while capturing"):
+        kernels._capture([fail], 1, None)
+    assert given == ["before"]
 
 
 def test_runs_are_made_until_their_tensors_exceed_what_is_asked_for():
