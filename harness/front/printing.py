@@ -41,14 +41,15 @@ def show(table: Table, width: int | None = None) -> None:
 
 
 def print_figures(store: Store, session: Session, verdicts: Sequence[Verdict], markdown: Path | None) -> None:
-    """Print the figures of every side and the bars that the suite sets, and write both as Markdown where that was asked for."""
+    """Print the figures of every side, its several times and the bars that the suite sets, and write all of it as Markdown."""
     from frostline.results.bars_report import bars_table
     from frostline.results.evidence import Evidence
     from frostline.results.report import bench_table
+    from frostline.results.times_report import times_table
 
     evidence = Evidence.load(store, session.id)
-    bars = bars_table(evidence)
-    tables = [bench_table(evidence, verdicts), *([] if bars is None else [bars])]
+    found = [bench_table(evidence, verdicts), times_table(evidence), bars_table(evidence)]
+    tables = [table for table in found if table is not None]
     for table in tables:
         show(table)
     if markdown is not None:
