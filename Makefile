@@ -31,7 +31,8 @@ bench-head: .venv/run.stamp ## the head beside its matrix products alone and oth
 	$(BIN)/frostline chart floor --out results
 
 bench-norms: .venv/run.stamp ## what freezing the parameters of a norm saves in its backward, beside other norms
-	$(BIN)/frostline run norms $(ARGS)
+	$(BIN)/frostline run norms --isolation fork $(ARGS)
+	$(BIN)/frostline chart norms --out results
 
 report: .venv/run.stamp ## the table and the verdicts of the last session
 	$(BIN)/frostline report $(ARGS)

@@ -140,6 +140,31 @@ def chart_floor(
     print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
 
+@chart_app.command("norms")
+def chart_norms(
+    out: Annotated[Path, typer.Option("--out", help="The folder for the picture.")] = Path(),
+    settings: SetOption = None,
+    session: Annotated[
+        str | None, typer.Option("--session", help="A stored session. Default: the last one of the suite norms.")
+    ] = None,
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """How much of the bandwidth bound does each norm's backward reach, shape by shape? From a stored session, as PNG.
+
+    Draws the time of the side `bound`, which moves the bytes alone, over that of each other side, frozen and trained. Measure
+    first: frostline run norms.
+    """
+    from frostline.dashboards.bound import bound_picture
+    from frostline.harness.crossover import last_session_of, stored_sessions
+    from frostline.results.store import Store
+
+    with Store.open(db, create=False) as store:
+        ref = session or last_session_of("norms", store)
+        ((evidence, _),) = stored_sessions([ref], make_request("", settings=settings), store)
+        picture = bound_picture(evidence, out)
+    print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
+
+
 @chart_app.command("validation")
 def chart_validation(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="An id, the beginning of one, or last.")] = "last",

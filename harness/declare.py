@@ -29,11 +29,12 @@ from frostline.harness.declared_checks import (
     check_omitted,
     check_preset,
     check_rounds,
+    check_times,
     check_values,
     every_value,
 )
 from frostline.harness.planning import PlanAnswer, PlanQuestion
-from frostline.results.record import Bar, Case, Params, UsageError
+from frostline.results.record import STEP_TIME, Bar, Case, Params, UsageError
 
 Value: TypeAlias = int | float | str | bool
 Outputs: TypeAlias = Mapping[str, Any]
@@ -50,6 +51,14 @@ class Step:
     `detail` is stored with the process. `omit` names metrics that no meter can read of this step, such as the FLOPs of a kernel
     that hides its products, or the peak of compiled code on a CPU, which torch runs eagerly in the tracker's sight: they are
     left out instead of being wrong.
+
+    `times` names the metrics that the step is timed by, in this order; one that the device has no clock for is left out, and
+    the report says why. `step_time` is a step as it is called. A short step may be timed by `host_time` (what the host takes
+    to call it), `kernel_time` (its kernels alone) and `cold_step_time` (between events, the L2 cache overwritten before) too.
+
+    `alike` makes another `run` that does the same on tensors of its own. It is called as often as it takes to exceed the L2
+    cache, for a CUDA graph in which no run finds its tensors there: that is `kernel_time`. A step without it, or that no graph
+    can hold, has the `kernel_time` of a profile.
     """
 
     run: Callable[[], Any]
@@ -61,9 +70,12 @@ class Step:
     allowed_over_yardstick: float = 2.0
     detail: Mapping[str, Any] = field(default_factory=dict)
     omit: Collection[str] = ()
+    times: Collection[str] = (STEP_TIME.name,)
+    alike: Callable[[], Callable[[], Any]] | None = None
 
     def __post_init__(self) -> None:
         check_omitted(self.omit)
+        check_times(self.times)
 
 
 class Skipped(Exception):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from frostline.results.record import METRICS, STEP_TIME, Bar, UsageError
+from frostline.results.record import METRICS, Bar, Kind, UsageError
 
 
 class Declared(Protocol):
@@ -61,8 +61,16 @@ def check_names(place: str, given: Any, *, known: Collection[str] | None = None)
 
 
 def check_omitted(omit: Any) -> None:
-    """Metrics that a step may leave out: any but its time."""
-    check_names("Step: omit", omit, known=[name for name in METRICS if name != STEP_TIME.name])
+    """Metrics that a step may leave out: any but its times."""
+    check_names("Step: omit", omit, known=[name for name, metric in METRICS.items() if metric.kind is not Kind.TIMING])
+
+
+def check_times(times: Any) -> None:
+    """Metrics that a step is timed by: at least one."""
+    known = [name for name, metric in METRICS.items() if metric.kind is Kind.TIMING]
+    check_names("Step: times", times, known=known)
+    if not times:
+        raise UsageError(f"Step: times: got none, wanted some of {', '.join(known)}")
 
 
 def check_values(place: str, given: Any) -> None:

@@ -11,11 +11,12 @@ from frostline.harness.interpreters import OWN, Interpreter
 from frostline.harness.side import Side
 from frostline.results.evidence import varying_axes
 from frostline.results.looks import Looks
-from frostline.results.record import Bar, Case
+from frostline.results.record import HOST_TIME, STEP_TIME, Bar, Case
 
 BLOCK_STEPS, BLOCK_NS, BLOCK_NS_AT_MOST = 10, 20e6, 200e6
 FORTH_NS = 600e6  # a cycle goes forth in this much at most, as far as steps allow: what drifts meanwhile does not cancel
 READING_NS = 100e3  # shorter steps are read several at a time: the clock itself costs tens of ns
+HOST_CALLS = 50  # that a reading of the host's time covers, so that a block of ten has 500 back to back
 CYCLES_AT_LEAST, CYCLES_AT_MOST = 4, 10
 ROUND_NS = 2e9  # a round aims at this much measuring, within the bounds on its cycles
 
@@ -123,6 +124,43 @@ def block_steps(step_ns: float, sides: int = 1) -> int:
     """
     wanted = max(BLOCK_STEPS, math.ceil(BLOCK_NS / step_ns))
     return max(1, min(wanted, int(min(BLOCK_NS_AT_MOST, FORTH_NS / sides) // step_ns)))
+
+
+def host_calls(call_ns: float, sides: int = 1) -> int:
+    """How many calls one reading of the host's time covers: 50 or more; fewer of long ones, so that ten fit in a block."""
+    longest = min(BLOCK_NS_AT_MOST, FORTH_NS / sides) / BLOCK_STEPS
+    return max(1, min(max(HOST_CALLS, loops(call_ns)), int(longest // call_ns)))
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one block of a metric asks for: `steps` readings of `loops` runs each. It lasts about `ns`."""
+
+    metric: str
+    steps: int
+    loops: int
+    ns: float
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """As a worker reads it."""
+        return {"metric": self.metric, "steps": self.steps, "loops": self.loops}
+
+
+def block_of(metric: str, value_ns: float, reading_ns: float, sides: int) -> Block:
+    """The block of a metric whose readings are about `value_ns`, one of which (of one run) takes `reading_ns` to get.
+
+    Every side's blocks last about as long, whatever its step takes.
+    """
+    if metric == STEP_TIME.name:
+        runs, each = loops(value_ns), value_ns * loops(value_ns)
+    elif metric == HOST_TIME.name:
+        runs = host_calls(value_ns, sides)
+        each = value_ns * runs
+    else:
+        runs, each = 1, max(value_ns, reading_ns)
+    steps = block_steps(each, sides)
+    return Block(metric, steps, runs, steps * each)
 
 
 def cycles(block_ns: Sequence[float]) -> int:

@@ -2,12 +2,14 @@
 
 At most one process measures at a time (A B B A; with more sides A B C C B A), so that what disturbs the machine falls on
 all sides alike and a drift cancels. Where the sides do not fit on the device together, their processes run one after
-the other and the records say `interleave=process`.
+the other and the records say `interleave=process`. A step may be timed in several ways; each has blocks of its own, and a cycle
+goes forth and back with one of them before it turns to the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
@@ -16,7 +18,7 @@ from typing import Any
 from frostline.harness.isolation import Ended, Process
 from frostline.harness.launch import Launcher
 from frostline.harness.meters.telemetry import read_telemetry
-from frostline.harness.plan import Plan, block_steps, cycles, loops
+from frostline.harness.plan import Block, Plan, block_of, cycles
 from frostline.harness.provenance import violation
 from frostline.harness.side import Side
 from frostline.results.record import (
@@ -44,7 +46,7 @@ class Run:
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
     status: Status = Status.OK
     reason: str = ""
-    step_ns: float = 0.0
+    times: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     reply: dict[str, Any] = field(default_factory=dict)
     modules: list[Module] = field(default_factory=list)
@@ -59,6 +61,12 @@ class Run:
         if self.live:
             self.process.tell({"do": do} | request)
             self.collect()
+
+    def take(self, block: Block, number: int) -> None:
+        """Ask for a block, and keep its readings as the samples of the side's block `number`."""
+        self.attempt("block", **block.request)
+        if self.live:
+            self.samples += [Sample(block.metric, number, t, value) for t, value in self.reply["readings"]]
 
     def prove(self) -> None:
         """A module from outside the side, or none of it at all, makes the run an `error` whatever it measured."""
@@ -131,8 +139,9 @@ def _measure_together(launcher: Launcher, case: Case, sides: Sequence[Side], rou
     runs = start_runs(launcher, sides, round_index)
     try:
         tell_all(runs, launcher.plan, case, "build")
-        _probe(runs)
-        _drive(runs)
+        for run in runs:
+            run.times = run.reply["times"] if run.live else []
+        _drive(runs, _probe(runs))
         after = read_telemetry(launcher.plan.device)  # while they are there: an idle device lowers its clock
         live = [run for run in runs if run.live]
         for run in live:  # side by side: nothing is timed any more, and each side's peak fitted beside the others' before
@@ -147,31 +156,33 @@ def _measure_together(launcher: Launcher, case: Case, sides: Sequence[Side], rou
     return runs
 
 
-def _probe(runs: Sequence[Run]) -> None:
-    for run in runs:
-        run.attempt("block", steps=PROBE_STEPS)
-        if run.live:
-            run.step_ns = max(1.0, min(value for _, value in run.reply["readings"]))
+def _probe(runs: Sequence[Run]) -> Mapping[int, Mapping[str, Block]]:
+    """The blocks of each run by metric, after a look at how long its readings are and how long it takes to get them."""
+    live = [run for run in runs if run.live]
+    found: dict[int, dict[str, Block]] = {id(run): {} for run in runs}
+    for run in live:
+        for metric in run.times:
+            began = time.perf_counter_ns()
+            run.attempt("block", metric=metric, steps=PROBE_STEPS)
+            if run.live:
+                value = max(1.0, min(value for _, value in run.reply["readings"]))
+                each = (time.perf_counter_ns() - began) / PROBE_STEPS
+                found[id(run)][metric] = block_of(metric, value, each, len(live))
+    return found
 
 
-def _drive(runs: Sequence[Run]) -> None:
+def _drive(runs: Sequence[Run], blocks: Mapping[int, Mapping[str, Block]]) -> None:
     """The cycles of a round. A side that fails drops out; the others go on."""
     live = [run for run in runs if run.live]
-    blocks = {id(run): _block(run.step_ns, len(live)) for run in live}
-    lengths = [blocks[id(run)]["steps"] * blocks[id(run)]["loops"] * run.step_ns for run in live]
+    metrics = list(dict.fromkeys(metric for run in live for metric in run.times))
+    lengths = [sum(block.ns for block in blocks[id(run)].values()) for run in live]
     for cycle in range(cycles(lengths) if live else 0):
-        for half, order in enumerate((live, live[::-1])):
-            for run in order:
-                run.attempt("block", **blocks[id(run)])
-                if run.live:
-                    metric = run.reply["metric"]
-                    run.samples += [Sample(metric, 2 * cycle + half, t, value) for t, value in run.reply["readings"]]
+        for metric in metrics:
+            timed = [run for run in live if run.live and metric in blocks[id(run)]]
+            for half, order in enumerate((timed, timed[::-1])):
+                for run in order:
+                    run.take(blocks[id(run)][metric], 2 * cycle + half)
         live = [run for run in live if run.live]
-
-
-def _block(step_ns: float, sides: int) -> dict[str, int]:
-    """The request for one block: every side's blocks last about as long, whatever its step takes."""
-    return {"loops": loops(step_ns), "steps": block_steps(step_ns * loops(step_ns), sides)}
 
 
 def record(run: Run, plan: Plan, session_id: str, case: Case, round_index: int, **fields: Any) -> ProcessRecord:

@@ -6,8 +6,8 @@ torch only when the suite does.
 
 Requests (`do`) and their replies:
     describe   the suite's declaration and the selected cases
-    build      build the case, warm it up; replies the step's time
-    block      time a number of steps; replies the readings
+    build      build the case, warm it up; replies the step's time and which times can be read
+    block      take a number of readings of one of the times that the step asks for
     figures    build, and peaks and counts alone
     finish     peaks, counts and provenance, after the timed steps
     verify     build, compare the outputs with the reference
@@ -37,7 +37,8 @@ from typing import Any, NoReturn, TypeAlias
 
 from frostline.harness import selection
 from frostline.harness.declare import Skipped, Step, Suite
-from frostline.harness.meters.clock import Clock, clock_for, warm_up
+from frostline.harness.meters.clock import clock_for, warm_up
+from frostline.harness.meters.clocks import Clocks, clocks_for
 from frostline.harness.planning import PlanQuestion
 from frostline.harness.provenance import imported_modules
 from frostline.results.record import OPERATORS, STEP_TIME, Module, Status, UsageError
@@ -66,7 +67,7 @@ class Worker:
         self.loaded = ""
         self.step: Step
         self.suite: Suite
-        self.clock: Clock
+        self.clocks = Clocks()
         if inherited is not None:
             self.loaded, self.suite = inherited
 
@@ -100,16 +101,18 @@ class Worker:
         self._build(request)
         gc.collect()
         gc.freeze()  # what was imported and built stays: collecting it before every block would take 0.1 s each time
-        self.clock = clock_for(self.device)
-        return {"step_ns": warm_up(self.step, self.clock)}
+        step_ns = warm_up(self.step, clock_for(self.device))
+        self.clocks = clocks_for(self.step, self.device)
+        return {"step_ns": step_ns, "times": list(self.clocks.of)}
 
     def block(self, request: Reply) -> Reply:
-        """Take `steps` readings in a row, each over `loops` runs."""
-        readings = self.clock(self.step, request["steps"], request.get("loops", 1))
-        return {"metric": STEP_TIME.name, "readings": readings}
+        """Take `steps` readings of a metric in a row, each over `loops` runs."""
+        metric = request.get("metric", STEP_TIME.name)
+        return {"metric": metric, "readings": self.clocks.of[metric](self.step, request["steps"], request.get("loops", 1))}
 
     def finish(self, _: Reply) -> Reply:
         """What is measured once, after the timed steps, so that no meter's own cost is in a time."""
+        self.clocks = Clocks(how=self.clocks.how)  # what the clocks hold of the device's memory must be in no peak
         if "torch" in sys.modules:
             from frostline.harness.meters.counts import count
             from frostline.harness.meters.memory import measure_peaks
@@ -232,6 +235,8 @@ class Worker:
                 found["capability"] = list(torch.cuda.get_device_capability(0))
         if "triton" in sys.modules:
             found["triton"] = sys.modules["triton"].__version__
+        if self.clocks.how:
+            found["clocks"] = dict(self.clocks.how)
         step = getattr(self, "step", None)
         return found | ({"detail": dict(step.detail)} if step is not None and step.detail else {})
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from frostline.results.bars import JudgedBar, cases_of, format_bar, format_figure, judge_bars, measured, stored_bars, tally
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from frostline.results.bars import (
+    JudgedBar,
+    Reached,
+    cases_of,
+    format_bar,
+    format_figure,
+    judge_bars,
+    measured,
+    stored_bars,
+    tally,
+)
 from frostline.results.evidence import Evidence, varying_axes
 from frostline.results.notes import plain, suite_of
 from frostline.results.table import Cell, Column, Table
@@ -11,7 +24,8 @@ from frostline.results.table import Cell, Column, Table
 def bars_table(evidence: Evidence) -> Table | None:
     """A row for each bar and case; None where the suite has no bars or the session measured nothing.
 
-    A session none of whose cases a bar is for (those of a small preset) gets one sentence in place of rows.
+    The cases in which a bar was not measured for the same reason share a row. A session none of whose cases a bar is for (those
+    of a small preset) gets one sentence in place of rows.
     """
     if not measured(evidence):
         return None
@@ -26,7 +40,17 @@ def bars_table(evidence: Evidence) -> Table | None:
     notes = [
         "a ratio with an interval: side over other by the rounds' ratios, with their 99 % interval; without: of two medians"
     ]
-    return Table(title, columns, [_row(evidence, one) for one in judged], [*notes, *left_out])
+    return Table(title, columns, list(_rows(evidence, judged)), [*notes, *left_out])
+
+
+def _rows(evidence: Evidence, judged: Iterable[JudgedBar]) -> Iterator[list[Cell]]:
+    for (bar, reached, why), found in groupby(judged, key=lambda one: (one.bar, one.reached, one.why)):
+        same = list(found)
+        if reached is Reached.NOT_MEASURED and len(same) > 1:
+            what = f"{bar.says} (in {len(same)} cases)"
+            yield [(what,), (format_bar(evidence, bar),), (format_figure(evidence, same[0]),), (reached,), (why,)]
+        else:
+            yield from (_row(evidence, one) for one in same)
 
 
 def _row(evidence: Evidence, one: JudgedBar) -> list[Cell]:

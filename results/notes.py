@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.flags import OUT_OF_TIME
 from frostline.results.looks import FIRST_LOOK
-from frostline.results.record import Case, ProcessRecord, Reason, Role, Status, Verdict
+from frostline.results.record import STEP_TIME, Case, Kind, ProcessRecord, Reason, Role, Status, Verdict
 from frostline.results.units import format_percent
 
 WORTH_NAMING = ("torch", "triton", "numpy")  # of what is installed in an environment of the user's own
@@ -26,6 +26,7 @@ def notes(evidence: Evidence, verdicts: Sequence[Verdict], *, ratios: bool = Fal
     return [
         *_where(evidence),
         *_how(evidence, measured, verdicts, ratios),
+        *_clocks(evidence, measured),
         *_shares(evidence),
         *(
             ["error: ||output - reference|| / ||reference||, the reference in higher precision"]
@@ -119,6 +120,23 @@ def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequen
         yield f"ratio: measured over baseline; of a time that of the rounds, with its {level} interval"
     elif not ratios and len({side.implementation for side in evidence.sides}) > 1:
         yield f"saves: of a time, by the rounds' ratios with their {level} interval; of the rest, by the figures shown"
+
+
+def _clocks(evidence: Evidence, measured: Sequence[ProcessRecord]) -> Iterator[str]:
+    """What each time but that of a step as it is called is, how it was read, and of which sides where not of all."""
+    names, sides = side_names(evidence.sides), {record.position for record in measured}
+    ways: dict[str, dict[str, set[int]]] = {}
+    for record in measured:
+        told = record.environment.get("clocks", {})
+        for name in dict.fromkeys([*record.measurements, *told]):
+            ways.setdefault(name, {}).setdefault(told.get(name, ""), set()).add(record.position)
+    for name, metric in evidence.metrics.items():
+        if metric.kind is Kind.TIMING and name in ways and name != STEP_TIME.name:
+            yield f"{name.replace('_', ' ')}: {metric.description}"
+            for way, positions in ways[name].items():
+                whose = "" if positions == sides else f", of {', '.join(names[one] for one in sorted(positions))}"
+                if way:
+                    yield f"{name.replace('_', ' ')}{whose}: {way}"
 
 
 def _levels(verdicts: Sequence[Verdict]) -> list[float]:

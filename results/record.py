@@ -90,6 +90,11 @@ class Metric:
 
 
 STEP_TIME = Metric("step_time", "ns", Kind.TIMING, "one step: CUDA events on a GPU, perf_counter_ns on a CPU")
+COLD_STEP_TIME = Metric("cold_step_time", "ns", Kind.TIMING, "one step between CUDA events, the L2 cache overwritten before it")
+KERNEL_TIME = Metric("kernel_time", "ns", Kind.TIMING, "the kernels of one step alone, nothing of it in the L2 cache before")
+HOST_TIME = Metric(
+    "host_time", "ns", Kind.TIMING, "the host's time of one step, of many back to back that it does not wait for"
+)
 PEAK_ALLOCATED = Metric("peak_allocated", "B", Kind.BYTES, "peak of live allocated bytes, inputs and weights included")
 PEAK_ABOVE_INPUTS = Metric(
     "peak_above_inputs", "B", Kind.BYTES, "peak of live allocated bytes above what was live before the step"
@@ -101,7 +106,18 @@ OPERATORS = Metric("operators", "1", Kind.EXACT, "torch operators dispatched in 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
-    for metric in (STEP_TIME, PEAK_ALLOCATED, PEAK_ABOVE_INPUTS, PEAK_RESERVED, PEAK_RESIDENT, FLOPS, OPERATORS)
+    for metric in (
+        STEP_TIME,
+        COLD_STEP_TIME,
+        KERNEL_TIME,
+        HOST_TIME,
+        PEAK_ALLOCATED,
+        PEAK_ABOVE_INPUTS,
+        PEAK_RESERVED,
+        PEAK_RESIDENT,
+        FLOPS,
+        OPERATORS,
+    )
 }
 
 

@@ -14,7 +14,10 @@ from typing import TypeAlias
 from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.notes import notes, plain, skipped_throughout, suite_of, without_figures
 from frostline.results.record import (
+    COLD_STEP_TIME,
     FLOPS,
+    HOST_TIME,
+    KERNEL_TIME,
     PEAK_ABOVE_INPUTS,
     PEAK_ALLOCATED,
     PEAK_RESIDENT,
@@ -33,7 +36,13 @@ from frostline.results.units import MISSING, format_saving, format_spread, forma
 from frostline.results.verdict import ONE_FOR_ALL, brief, said_once, tally, worst_first
 
 STATUS_SHOWN = {Status.OOM: "OOM", Status.WRONG: "wrong", None: "not measured"}
-TOPICS = {STEP_TIME.name: "time", PEAK_ALLOCATED.name: "memory", PEAK_RESIDENT.name: "memory", FLOPS.name: "FLOPs"}
+TIMES = {
+    STEP_TIME.name: "time",
+    COLD_STEP_TIME.name: "cold step time",
+    KERNEL_TIME.name: "kernel time",
+    HOST_TIME.name: "host time",
+}
+TOPICS = {**TIMES, PEAK_ALLOCATED.name: "memory", PEAK_RESIDENT.name: "memory", FLOPS.name: "FLOPs"}
 """The metrics that `bench_table` tells savings and verdicts of, as it calls them; `verdict_table` has the others too."""
 MOST_ABREAST = 3  # sides; more would make a row that no screen or page is wide enough for
 
@@ -185,14 +194,18 @@ def _verdict_lines(judged: Sequence[Verdict]) -> Cell:
 
 
 def _figures(evidence: Evidence, case: Case, side: SideRecord, role: Role) -> Iterator[str]:
-    """The lines of a cell: time with spread, peak (above the inputs), and where nothing ran the FLOPs."""
+    """The lines of a cell: times with spread, peak (above the inputs), and where nothing ran the FLOPs.
+
+    The time of a step as it is called needs no word; another one is named.
+    """
 
     def middle(metric: str, by: Role = role) -> float:
         return summarise(evidence.values(case.id, side.position, metric, by)).median
 
-    time = summarise(evidence.values(case.id, side.position, STEP_TIME.name, role))
-    if time.processes:
-        yield format_spread(time.median, time.spread, "ns")
+    for metric, words in TIMES.items():
+        time = summarise(evidence.values(case.id, side.position, metric, role))
+        if time.processes:
+            yield format_spread(time.median, time.spread, "ns") + ("" if metric == STEP_TIME.name else f" {words}")
     peak_name = _peak_metric(evidence, case, side, role)
     peak, above = middle(peak_name), middle(PEAK_ABOVE_INPUTS.name)
     if not math.isnan(peak):

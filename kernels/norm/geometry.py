@@ -10,11 +10,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+_RESERVE = 4096  # bytes of shared memory for what the sums over a row exchange
+_THREAD = 128  # registers of a thread that walks
+
 WIDEST = 16384  # columns that a tile may have
 _CHUNK = 4096  # columns of a chunk of a wider row
 _TILE = 4096  # elements of a tile of several rows
 _LEAST_BLOCK = 16
 _SHARED_BY_8_WARPS = 16384  # bytes of a row: with more, a thread would hold too much of it
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What of a GPU a walk depends on.
+
+    Attributes:
+        multiprocessors: how many.
+        shared_bytes: of memory that one program may have for itself and its loads.
+        registers: of 4 bytes, on a multiprocessor.
+    """
+
+    multiprocessors: int
+    shared_bytes: int
+    registers: int
+
+
+H200 = Gpu(132, 227 * 1024, 65536)
+"""What the figures are from, and what is assumed where no GPU is asked."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +72,23 @@ def tile_of(columns: int, itemsize: int) -> Tile:
     return Tile(max(1, min(_TILE // block, 64)), block, 1, 4)
 
 
-def walk_of(tile: Tile) -> tuple[int, int]:
-    """How a backward with parameter gradients walks the tiles: (programs on a multiprocessor, stages of the loads)."""
-    if tile.rows > 1:
-        return 2, 3
-    if tile.block > _TILE:
-        return 1, 3
-    return max(1, 16 // tile.warps), 3
+def walk_of(tile: Tile, loaded: int, gpu: Gpu = H200) -> tuple[int, int]:
+    """How a backward with parameter gradients walks the tiles: (programs on a multiprocessor, stages of the loads).
+
+    Args:
+        tile: what a program holds at a time.
+        loaded: the bytes that it loads for each element of it.
+        gpu: fewer stages where its shared memory has no room for three of tiles, fewer programs where its registers have none.
+    """
+    programs = 2 if tile.rows > 1 else 1 if tile.block > _TILE else 16 // tile.warps
+    programs = min(programs, gpu.registers // (32 * tile.warps * _THREAD))
+    stages = (gpu.shared_bytes - _RESERVE) // (tile.rows * tile.block * loaded)
+    return max(1, programs), max(1, min(3, stages))
+
+
+def most_walkers(tile: Tile, loaded: int, gpu: Gpu = H200) -> int:
+    """How many programs may walk the tiles, of which each has a chunk: as many as the GPU has room for."""
+    return max(1, gpu.multiprocessors * walk_of(tile, loaded, gpu)[0] // tile.chunks)
 
 
 def walkers(tiles: int, most: int) -> int:

@@ -26,7 +26,9 @@ from torch import Tensor
 
 from frostline.kernels.matmul import accumulator_dtype
 from frostline.kernels.norm import tiles_torch
+from frostline.kernels.norm.geometry import most_walkers, tile_of, walkers
 from frostline.kernels.norm.layout import Needs, Norm
+from frostline.kernels.traffic import size_of
 
 Forward: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 Backward: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -202,3 +204,51 @@ _library.impl("norm", _norm_fake, "Meta")
 _library.impl("norm_backward", _norm_backward_fake, "Meta")
 torch.library.register_autograd("frostline::norm", _differentiate, setup_context=_setup, lib=_library)
 torch.library.register_autograd("frostline::norm_backward", _no_second_derivative, lib=_library)
+
+
+def _norm_bytes(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    eps: float, offset: float, centred: bool, rounded: bool, keep: bool,
+) -> int:  # fmt: skip
+    """The rows are read and written, of a sum twice; in chunks they are read once more, with the sums of each chunk."""
+    del eps, offset, rounded
+    whole, figures = x.numel() * x.element_size(), _figures(x, centred)
+    moved = size_of(x, residual, weight, bias) + whole * (1 + (residual is not None)) + (figures if keep else 0)
+    chunks = tile_of(x.shape[-1], x.element_size()).chunks
+    return moved if chunks == 1 else moved + whole + 2 * chunks * figures
+
+
+def _norm_backward_bytes(
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor | None, stats: Tensor,
+    eps: float, offset: float, centred: bool, rounded: bool,
+    needs_x: bool, needs_weight: torch.dtype | None, needs_bias: torch.dtype | None,
+) -> int:  # fmt: skip
+    """What is read and the gradients; in chunks most is read once more, with the sums of each chunk; and the partial rows.
+
+    Those are as many as an H200 has programs for.
+    """
+    del eps, offset, rounded
+    rows, columns, tile = x.numel() // x.shape[-1], x.shape[-1], tile_of(x.shape[-1], x.element_size())
+    read, asked = size_of(dy, x, weight, stats), [one for one in (needs_weight, needs_bias) if one is not None]
+    moved = read + columns * sum(dtype.itemsize for dtype in asked)
+    if needs_x:
+        moved += size_of(dtotal) + x.numel() * x.element_size()
+        if tile.chunks > 1:
+            moved += read + 2 * tile.chunks * _figures(x, centred)
+    if asked and rows:
+        loaded = dy.element_size() + x.element_size() + (0 if dtotal is None else dtotal.element_size())
+        programs = walkers(-(-rows // tile.rows), most_walkers(tile, loaded))
+        moved += 2 * 4 * programs * len(asked) * columns
+    return moved
+
+
+def _figures(x: Tensor, centred: bool) -> int:
+    """Bytes of the statistics of all rows."""
+    return (1 + centred) * (x.numel() // x.shape[-1]) * accumulator_dtype(x.dtype).itemsize
+
+
+# Bytes that an op's Triton kernels read and write, from its arguments (`frostline.kernels.traffic`).
+TRAFFIC: dict[Any, Callable[..., int]] = {
+    torch.ops.frostline.norm: _norm_bytes,
+    torch.ops.frostline.norm_backward: _norm_backward_bytes,
+}

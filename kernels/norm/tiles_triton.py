@@ -12,11 +12,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from frostline.kernels.norm import geometry
 from frostline.kernels.norm import kernels_triton as kernels
-from frostline.kernels.norm.geometry import reduction, tile_of, walk_of, walkers
+from frostline.kernels.norm.geometry import Gpu, most_walkers, reduction, tile_of, walk_of, walkers
 from frostline.kernels.norm.launch import Launcher
 from frostline.kernels.norm.layout import Needs, Norm, laid_out
 
+LEAST_SHARED = 48 * 1024  # bytes that every GPU lets a program have
 _MOST_STEP = 8  # elements: 16 bytes of the narrowest dtype
 
 
@@ -149,7 +151,6 @@ class _Backward:
         self, columns: int, dtype: torch.dtype, upstream: torch.dtype, total: torch.dtype | None, weight: torch.dtype | None,
         norm: Norm, needs: Needs, step: int, device: int,
     ) -> None:  # fmt: skip
-        del upstream  # the kernel is compiled for it at the first launch
         self._columns, self._offset, self._needs = columns, norm.offset, needs
         self._tile = tile = tile_of(columns, dtype.itemsize)
         self._sums = (1 + norm.centred) * tile.chunks
@@ -158,10 +159,11 @@ class _Backward:
         has = {"HAS_TOTAL": total is not None, "HAS_WEIGHT": weight is not None}
         self._parameters = (needs.weight is not None) + (needs.bias is not None)
         if self._parameters:
-            self._most = max(1, multiprocessors(device) * walk_of(tile)[0] // tile.chunks)
+            loaded, gpu = dtype.itemsize + upstream.itemsize + (0 if total is None else total.itemsize), gpu_of(device)
+            self._most = most_walkers(tile, loaded, gpu)
             self._reduce = _Reduction(columns, needs, device)
             asked = {"NEED_X": needs.x, "NEED_WEIGHT": needs.weight is not None, "NEED_BIAS": needs.bias is not None}
-            constants = shape | flags | {"ROUNDED": norm.rounded} | has | asked | {"STAGES": walk_of(tile)[1]}
+            constants = shape | flags | {"ROUNDED": norm.rounded} | has | asked | {"STAGES": walk_of(tile, loaded, gpu)[1]}
             self._launch = Launcher(kernels.backward_walk_kernel, constants, tile.warps, device)
         else:
             self._launch = Launcher(kernels.backward_kernel, shape | flags | has, tile.warps, device)
@@ -224,9 +226,16 @@ def _step(bits: int) -> int:
 
 
 @cache
-def multiprocessors(device: int) -> int:
-    """How many multiprocessors a device has; the interpreter is given a few, so that each walks several tiles."""
-    return 3 if device < 0 else int(torch.cuda.get_device_properties(device).multi_processor_count)
+def gpu_of(device: int) -> Gpu:
+    """What a walk must know of a device, asked once; the interpreter's has few multiprocessors, each of which walks far."""
+    if device < 0:
+        return Gpu(3, geometry.H200.shared_bytes, geometry.H200.registers)
+    found = torch.cuda.get_device_properties(device)
+    return Gpu(
+        int(found.multi_processor_count),
+        int(getattr(found, "shared_memory_per_block_optin", LEAST_SHARED)),
+        int(getattr(found, "regs_per_multiprocessor", geometry.H200.registers)),
+    )
 
 
 _forwards: dict[object, _Forward] = {}

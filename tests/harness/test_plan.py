@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frostline.harness.plan import Plan, block_steps, cycles, loops
+from frostline.harness.plan import Block, Plan, block_of, block_steps, cycles, host_calls, loops
 from frostline.harness.side import Side, Source
 from frostline.results.record import Bar, Case
 
@@ -35,6 +35,21 @@ def test_with_seven_sides_a_block_is_a_seventh_of_600_ms_at_most(step_ms, steps)
 
 def test_a_short_step_is_read_several_at_a_time():
     assert [loops(ns) for ns in (50, 1e4, 1e5, 1e6)] == [2000, 10, 1, 1]
+
+
+@pytest.mark.parametrize(("call_us", "sides", "calls"), [(60, 2, 50), (60, 6, 50), (300, 6, 33), (1, 2, 100), (5e4, 2, 1)])
+def test_the_host_is_timed_over_500_calls_back_to_back(call_us, sides, calls):
+    assert host_calls(call_us * 1e3, sides) == calls
+    block = block_of("host_time", call_us * 1e3, 0.0, sides)
+    assert block.loops == calls and block.ns == block.steps * calls * call_us * 1e3
+    if call_us * sides < 1200:
+        assert block.steps * block.loops >= 500
+
+
+def test_a_block_of_another_time_lasts_as_long_as_it_takes_to_read():
+    assert block_of("step_time", 50.0, 1e9, 2) == Block("step_time", 200, 2000, 2e7)
+    assert block_of("kernel_time", 14e3, 1e6, 2) == Block("kernel_time", 20, 1, 2e7)
+    assert block_of("cold_step_time", 3e6, 1e6, 2).steps == 10
 
 
 def test_a_round_has_4_to_10_cycles():

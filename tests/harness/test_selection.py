@@ -163,6 +163,8 @@ def test_bars_are_of_implementations_and_axes(bar, said):
         (lambda: Step(run=print, omit="flops"), "Step: omit: got 'flops', wanted some of peak_allocated"),
         (lambda: Step(run=print, omit=None), "Step: omit: got None, wanted some of peak_allocated"),
         (lambda: Step(run=print, omit=["step_time"]), "Step: omit: got 'step_time', wanted some of peak_allocated"),
+        (lambda: Step(run=print, times=["flops"]), "Step: times: got 'flops', wanted some of step_time, cold_step_time"),
+        (lambda: Step(run=print, times=[]), "Step: times: got none, wanted some of step_time"),
     ],
 )
 def test_a_wrong_declaration_is_refused_when_it_is_made(declare, said):

@@ -255,6 +255,45 @@ def test_a_metric_that_no_meter_can_read_is_left_out(measured):
         one.go()
 
 
+TIMED = """
+import time
+from frostline.harness import Step, suite
+
+@suite(axes={"how": ["all", "kernels"]}, implementations=["some", "other"])
+def timed(implementation, device, *, how):
+    times = ["host_time", "kernel_time", "step_time"] if how == "all" else ["kernel_time"]
+    return Step(run=lambda: time.sleep(0.001), times=times)
+"""
+
+
+def test_each_time_that_a_step_asks_for_has_blocks_and_ratios_of_its_own(measured):
+    one = measured()
+    one.file.write_text(TIMED)
+    one.plan = plan_run(Request(str(one.file), settings=["how=all"], rounds=1))
+    one.session = sessions.open_session(one.plan, one.store, "test", {})
+    one.go()
+    for item in one.records():
+        assert {"step_time", "host_time"} < set(item.measurements) and item.measurements["host_time"] >= 1e6
+        assert item.environment["clocks"] == {"kernel_time": "not read: needs a GPU, and this is cpu"}
+    assert {ratio.metric for ratio in one.store.ratios(one.session.id)} == {"step_time", "host_time"}
+    taken = [(s.t_ns, s.metric, s.block, r.position) for r in one.records() for s in one.store.samples(r.id)]
+    order = [key for key, _ in itertools.groupby(sorted(taken), key=lambda one: one[1:])]
+    a_cycle = [("host_time", 0, 0), ("host_time", 0, 1), ("host_time", 1, 1), ("host_time", 1, 0)]
+    assert order[:4] == a_cycle and order[4:8] == [("step_time", *rest) for _, *rest in a_cycle]
+    assert {metric for metric, *_ in order[8:12]} == {"host_time"}
+
+
+def test_a_step_whose_times_cannot_be_read_here_is_skipped(measured):
+    one = measured()
+    one.file.write_text(TIMED)
+    one.plan = plan_run(Request(str(one.file), settings=["how=kernels"], rounds=1))
+    one.session = sessions.open_session(one.plan, one.store, "test", {})
+    one.go()
+    assert {(item.status, item.reason) for item in one.records()} == {
+        (Status.SKIPPED, "kernel_time cannot be read on cpu: a GPU is needed")
+    }
+
+
 class Shared(Measured):
     """One session of a suite whose sides take part in different shares of it."""
 

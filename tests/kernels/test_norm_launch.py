@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from frostline.kernels.norm import launch
-from frostline.kernels.norm.geometry import WIDEST, Tile, reduction, tile_of, walk_of, walkers
+from frostline.kernels.norm import launch, tiles_triton
+from frostline.kernels.norm.geometry import H200, WIDEST, Gpu, Tile, most_walkers, reduction, tile_of, walk_of, walkers
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -29,7 +29,42 @@ def test_tiles_cover_a_row(columns, itemsize):
     [(256, Tile(16, 256, 1, 4), (2, 3)), (4096, Tile(1, 4096, 1, 8), (2, 3)), (8192, Tile(1, 8192, 1, 8), (1, 3))],
 )
 def test_what_the_sweep_chose(columns, tile, walk):
-    assert tile_of(columns, 2) == tile and walk_of(tile) == walk
+    assert tile_of(columns, 2) == tile and walk_of(tile, 4) == walk
+    assert most_walkers(tile, 4) == 132 * walk[0]
+
+
+A10G, TURING = Gpu(80, 99 * 1024, 65536), Gpu(40, 64 * 1024, 65536)
+
+
+@pytest.mark.parametrize("gpu", [H200, A10G, TURING, Gpu(2, 48 * 1024, 32768)])
+@pytest.mark.parametrize("columns", [1, 256, 4096, 8192, 16384, 262144])
+@pytest.mark.parametrize(("itemsize", "loaded"), [(2, 4), (2, 6), (4, 8), (4, 12)])
+def test_a_walk_fits_the_gpu(columns, itemsize, loaded, gpu):
+    tile = tile_of(columns, itemsize)
+    programs, stages = walk_of(tile, loaded, gpu)
+    assert 1 <= stages <= 3 and programs >= 1
+    assert stages == 1 or stages * tile.rows * tile.block * loaded <= gpu.shared_bytes
+    assert programs == 1 or programs * tile.warps * 32 * 128 <= gpu.registers
+    assert 1 <= most_walkers(tile, loaded, gpu) <= gpu.multiprocessors * programs
+
+
+def test_a_smaller_gpu_loads_less_ahead():
+    """Rows of 16,384 in bf16 are 64 KiB of x and dy: three of them fit on an H200 alone."""
+    stages = {gpu: walk_of(tile_of(16384, 2), 4, gpu)[1] for gpu in (H200, A10G, TURING)}
+    assert stages == {H200: 3, A10G: 1, TURING: 1} and walk_of(tile_of(4096, 2), 4, TURING) == (2, 3)
+
+
+def test_a_device_is_asked_once(monkeypatch):
+    asked = []
+
+    def properties(device):
+        asked.append(device)
+        return SimpleNamespace(multi_processor_count=80, shared_memory_per_block_optin=99 * 1024, regs_per_multiprocessor=65536)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    tiles_triton.gpu_of.cache_clear()
+    assert [tiles_triton.gpu_of(7) for _ in range(3)] == [A10G] * 3 and asked == [7]
+    tiles_triton.gpu_of.cache_clear()
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 131, 132, 133, 1000, 8192])

@@ -6,11 +6,12 @@ import torch
 
 from frostline.kernels import matmul
 from frostline.kernels.lm_head import fused, tiles
+from frostline.kernels.norm import tiles as norms
 from frostline.kernels.traffic import size_of
 
 ROWS, WIDTH, H, V = 128, 512, 64, 1000
 SCALARS = (1.0, 1.0, False)
-DECLARED = {**matmul.TRAFFIC, **tiles.TRAFFIC, **fused.TRAFFIC}
+DECLARED = {**matmul.TRAFFIC, **tiles.TRAFFIC, **fused.TRAFFIC, **norms.TRAFFIC}
 
 
 def empty(*shape, dtype=torch.float32):
@@ -26,7 +27,7 @@ def moved(op, *args):
 
 
 def test_every_op_declares_its_traffic():
-    assert {op.__name__ for op in DECLARED} == {*tiles._SCHEMAS, *fused._SCHEMAS, "mm_wide"}
+    assert {op.__name__ for op in DECLARED} == {*tiles._SCHEMAS, *fused._SCHEMAS, *norms._SCHEMAS, "mm_wide"}
 
 
 def test_a_tile_in_memory():
@@ -71,6 +72,42 @@ def test_a_product():
     once = 2 * (ROWS + WIDTH) * H + 4 * ROWS * WIDTH
     assert DECLARED[torch.ops.frostline.mm_wide](a, b, out, False) == once
     assert DECLARED[torch.ops.frostline.mm_wide](a, b, out, True) == once + 4 * ROWS * WIDTH
+
+
+NORM = (1e-6, 0.0)  # eps, offset
+
+
+def test_a_norm_forward():
+    x, weight = narrow(ROWS, WIDTH), empty(WIDTH)
+    whole, stats = 2 * ROWS * WIDTH, 4 * ROWS
+    op = torch.ops.frostline.norm.default
+    assert moved(op, x, None, weight, None, *NORM, False, True, False) == 2 * whole + 4 * WIDTH
+    assert moved(op, x, x, weight, weight, *NORM, True, False, True) == 4 * whole + 2 * 4 * WIDTH + 2 * stats
+
+
+def test_a_norm_backward():
+    dy, stats, weight = narrow(ROWS, WIDTH), empty(ROWS), empty(WIDTH)
+    whole, row, op = 2 * ROWS * WIDTH, 4 * WIDTH, torch.ops.frostline.norm_backward.default
+    frozen = moved(op, dy, None, dy, weight, stats, *NORM, False, True, True, None, None)
+    assert frozen == 3 * whole + 4 * ROWS + row, "two tensors read, one written"
+    assert moved(op, dy, dy, dy, weight, stats, *NORM, False, True, True, None, None) == frozen + whole
+    # tiles of 8 rows: 16 programs, each of which writes two fp32 rows that are read once; and the gradients, one in bf16
+    trained = moved(op, dy, None, dy, weight, stats, *NORM, True, False, True, torch.float32, torch.bfloat16)
+    assert trained == frozen + 2 * 16 * 2 * row + row + row // 2
+    alone = moved(op, dy, dy, dy, weight, stats, *NORM, False, True, False, torch.float32, None)
+    assert alone == 2 * whole + 4 * ROWS + row + 2 * 16 * row + row, "the sum's gradient goes to the input alone"
+    nothing = narrow(0, WIDTH)
+    assert moved(op, nothing, None, nothing, weight, empty(0), *NORM, False, True, True, torch.float32, None) == 2 * row
+
+
+def test_a_norm_in_chunks_reads_its_rows_twice():
+    rows, columns, chunks = 3, 20000, 5
+    dy, weight, stats = narrow(rows, columns), empty(columns), empty(rows)
+    whole, sums = 2 * rows * columns, 2 * 4 * rows * chunks
+    given = (dy, None, weight, None, *NORM, False, True, True)
+    assert moved(torch.ops.frostline.norm.default, *given) == 3 * whole + 4 * columns + 4 * rows + sums
+    given = (dy, None, dy, weight, stats, *NORM, False, True, True, None, None)
+    assert moved(torch.ops.frostline.norm_backward.default, *given) == 5 * whole + 2 * (4 * columns + 4 * rows) + sums
 
 
 def test_what_is_expanded_is_read_once():

@@ -167,6 +167,17 @@ def test_the_table_has_a_line_for_each_bar_and_case(world):
     assert "| memory | &lt;= 99.00 MiB | 100.0 MiB | missed |  |" in table.markdown()
 
 
+def test_cases_that_were_not_measured_for_the_same_reason_share_a_row(world):
+    bars = [Bar("all", "mine", "flops", at_most=1, against=other) for other in ("theirs", "floor")]
+    table = bars_table(evidence(world, *bars, Bar("one", "mine", "step_time", at_most=2, against="floor", where={"vocab": 4})))
+    assert [(row[0], row[4]) for row in table.rows] == [
+        (("all (in 2 cases)",), ("no flops of mine",)),
+        (("all (in 2 cases)",), ("no flops of mine",)),
+        (("one",), ("4 rounds",)),
+    ]
+    assert table.title == "Bars of grpo: 1 hold, 4 not measured"
+
+
 def test_bars_for_other_cases_alone_are_one_sentence(world):
     bars = [Bar("time", "mine", "step_time", at_most=1, where={"vocab": vocab}) for vocab in (16, 32)]
     table = bars_table(evidence(world, *bars))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from frostline.results.evidence import Evidence, side_names, varying_axes
 from frostline.results.judge import judge_session
-from frostline.results.record import Interleave, Role, SideRecord, Status
+from frostline.results.record import Interleave, Role, RoundRatio, SideRecord, Status
 from frostline.results.report import bench_table, markdown_comparison, verdict_table
 from frostline.results.table import Column, Table
 from frostline.results.verdict import tally, worst_first
@@ -226,6 +226,34 @@ def test_a_metric_that_one_side_does_not_have_is_left_to_the_verdicts(make_world
     verdicts = judge_session(evidence)
     assert bench_table(evidence, verdicts).rows[0][-1] == ("time: inconclusive",)
     assert "flops" in [row[0][0] for row in verdict_table(evidence, verdicts).rows]
+
+
+def test_each_time_is_named_for_what_it_is(make_world):
+    world = make_world()
+    graph, profile = "replays of a CUDA graph", "the sum of durations in a profile"
+    for position, way in enumerate((graph, profile)):
+        figures = {"kernel_time": 18.3e3 / (1 + position), "host_time": 60e3, "cold_step_time": 25e3, "step_time": 90e3}
+        for number in range(6):
+            how = {"clocks": {"kernel_time": way}}
+            world.process(position, number, measurements=figures, environment=how)
+            world.ratios += [
+                RoundRatio(world.session.id, world.cases[0].id, number, name, 1, 0, log, 4, Interleave.BLOCK)
+                for name, log in (("kernel_time", math.log(0.5)), ("host_time", 0.0))
+                if position
+            ]
+    evidence = Evidence(world.session, world.machine, world.sides, world.cases, world.processes, world.ratios)
+    table = bench_table(evidence, judge_session(evidence))
+    (row,) = table.rows
+    assert row[0] == (
+        "90.00 ± 0.00 us",
+        "25.00 ± 0.00 us cold step time",
+        "18.30 ± 0.00 us kernel time",
+        "60.00 ± 0.00 us host time",
+    )
+    assert row[2] == ("50.0 % kernel time", "0.0 % host time")
+    assert row[-1][-2:] == ("kernel time: faster", "host time: same")
+    assert "kernel time: the kernels of one step alone, nothing of it in the L2 cache before" in table.notes
+    assert {f"kernel time, of unpruned: {graph}", f"kernel time, of pruned: {profile}"} < set(table.notes)
 
 
 def test_what_takes_part_in_less_is_in_the_notes(crowd):
