@@ -100,7 +100,7 @@ def recomputed(head: Head, plan: Plan, needs: Needs, known: Statistics, onto: On
     hidden, weight, bias = head.hidden, head.weight, head.bias
     rows = _rows_with_upstream(onto)
     if rows is not None:
-        head, known, onto = head.rows(rows), known.rows(rows), onto.map(lambda values: values[rows])
+        head, known, onto = head.rows(rows), known.rows(rows), onto.rows(rows)
     if head.hidden.shape[0] == 0:
         return Gradients(*(torch.zeros_like(t) if t is not None else None for t in (hidden, weight, bias)))
     with torch.autocast(hidden.device.type, enabled=False):

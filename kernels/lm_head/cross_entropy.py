@@ -177,8 +177,8 @@ def linear_cross_entropy(
     Args:
         hidden: [..., H] bf16, fp16, fp32 or fp64.
         weight: [V, H], same dtype (under autocast, any that autocast would cast).
-        targets: [...] integers in [0, V), or `ignore_index`. Anything else on a GPU gives NaN (checking would stall it), an error
-            on the CPU.
+        targets: [...] integers in [0, V), or `ignore_index`. Anything else gives NaN on a GPU (checking would stall it), and an
+            error on the CPU.
         bias: [V] or None.
         ce_weight: [V] weights of the classes, any floating dtype; not differentiated.
         ignore_index: the target of rows that do not count: they add nothing, get zero gradient, and may hold anything, NaN
@@ -238,10 +238,8 @@ def _make_loss(
 ) -> _CrossEntropy:
     """The loss over the rows that are computed, whose `targets` [n] say which of them count."""
     number = (targets != INACTIVE).to(dtype)
-    weights, classes = number, float(vocab)
-    if ce_weight is not None:
-        of_classes = ce_weight.detach().to(dtype)
-        weights, classes = number * of_classes[targets.clamp(0, vocab - 1)], of_classes.sum()
+    of_classes = None if ce_weight is None else ce_weight.detach().to(dtype)
+    weights = number if of_classes is None else number * of_classes[targets.clamp(0, vocab - 1)]
     smoothing, square = options.label_smoothing, options.lse_square_scale
     share = _share(weights) if options.reduction == "mean" else 1.0
     share_of_number = _share(number) if options.reduction == "mean" else 1.0
@@ -250,7 +248,7 @@ def _make_loss(
         onto_target=weights * ((smoothing - 1.0) * share),
         onto_all=number * (-smoothing / vocab * share) if smoothing else None,
         onto_square=number * (square * share_of_number) if square else None,
-        classes=classes,
+        classes=float(vocab) if of_classes is None else of_classes.sum(),
         options=options,
     )
 

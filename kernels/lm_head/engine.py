@@ -42,9 +42,7 @@ def forward_only(head: Head, plan: Plan, wants: Wants = _NOTHING_ELSE) -> Statis
     return result
 
 
-def stream(
-    head: Head, plan: Plan, upstream: Upstream | None, wants: Wants = _NOTHING_ELSE
-) -> tuple[Statistics, Tensor]:
+def stream(head: Head, plan: Plan, upstream: Upstream | None, wants: Wants = _NOTHING_ELSE) -> tuple[Statistics, Tensor]:
     """Statistics and the hidden gradient in one pass, for a frozen head: two products with the weight.
 
     d logp / d hidden = dz/dx_t w_t - sum_j p_j dz/dx_j w_j is attention with the vocabulary as keys and values: per tile,
@@ -53,8 +51,8 @@ def stream(
 
     Args:
         head: the rows; blocks of `plan.row_block` are walked.
-        plan: of strategy STREAM. Where it forms the loss's gradient (`Plan.in_forward`) that is rounded to the dtype of `hidden`.
-            Otherwise an upstream is still to come, and it is kept unrounded.
+        plan: of strategy STREAM. Where it forms the loss's gradient (`Plan.in_forward`) that is rounded to the dtype of
+            `hidden`. Otherwise an upstream is still to come, and it is kept unrounded.
         upstream: what the loss asks of a block of rows, of the log-prob and the log-normaliser alone. None: the unit gradient,
             d logp / d hidden.
         wants: figures of the rows; no gradient goes through them.
@@ -159,7 +157,8 @@ def recompute(head: Head, plan: Plan, needs: Needs, statistics: Statistics, onto
     for columns in _slices(head.weight.shape[0], plan.vocab_tile):
         d_weight_sum = None if sums is None else sums[: columns.stop - columns.start]
         for rows in _slices(count, plan.row_block):
-            tile = tiled.gradient(head.rows(rows), columns, statistics.rows(rows), miss[rows], onto.map(lambda t, r=rows: t[r]))
+            here = onto.rows(rows)
+            tile = tiled.gradient(head.rows(rows), columns, statistics.rows(rows), miss[rows], here)
             if d_hidden is not None:
                 mm_wide(tile, head.weight[columns], d_hidden[rows], accumulate=columns.start > 0)
             if d_bias is not None:

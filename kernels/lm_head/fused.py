@@ -1,8 +1,9 @@
 """A product with the weight and the tile's work on it as one op: `torch.ops.frostline.*_logits`.
 
-Each does what `matmul.mm_wide` followed by an op of `tiles` does (`fold_tile`, `reduce_tile`, and `gradient_tile` without
-`onto_all`), for 16-bit operands and without fp32 logits in memory. On CUDA they are Triton kernels (`fused_triton`, imported at the first launch) for
-the GPUs that `fusable` names; on the CPU, where tests and the cost model's fake tensors come, product and tile op in turn.
+Each does what `matmul.mm_wide` followed by an op of `tiles` does (`fold_tile`, `reduce_tile`; `gradient_tile` without what goes
+onto all columns), for 16-bit operands and without fp32 logits in memory. On CUDA they are Triton kernels (`fused_triton`,
+imported at the first launch) for the GPUs that `fusable` names; on the CPU, where tests and the cost model's fake tensors come,
+product and tile op in turn.
 
 `weight` is a slice of the vocabulary, [width, H], that begins at `start`. `workspace` holds fp32 partial figures,
 `output_tiles.workspace_size` elements of them: the ops allocate nothing on the GPU, so that a plan can name every byte.

@@ -122,6 +122,10 @@ class Onto:
         optional = (None if onto is None else change(onto) for onto in (self.entropy, self.log_normaliser, self.all))
         return Onto(change(self.logp), *optional)
 
+    def rows(self, rows: slice | Tensor) -> Onto:
+        """The same of some rows."""
+        return self.map(lambda values: values[rows])
+
     def at_target(self, miss: Tensor) -> Tensor:
         """d loss / d z of the target's column through p, without what goes onto all columns; `miss` is 1 - p there."""
         own = self.logp * miss

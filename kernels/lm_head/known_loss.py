@@ -147,7 +147,9 @@ class _LinearLoss(torch.autograd.Function):
         if d_hidden is not None and not ctx.plan.in_forward:  # unrounded, of each row
             scale = grad_loss.expand(d_hidden.shape[0])
             return scaled_rows(d_hidden, scale, targets, ctx.plan.problem.dtype), None, None, None, None
-        d_hidden, d_weight, d_bias = (None if formed is None else _scaled(formed, grad_loss) for formed in (d_hidden, d_weight, d_bias))
+        d_hidden, d_weight, d_bias = (
+            None if formed is None else _scaled(formed, grad_loss) for formed in (d_hidden, d_weight, d_bias)
+        )
         if kept is not None:
             head = ctx.call.head(hidden, weight, bias, targets)
             with torch.autocast(hidden.device.type, enabled=False):

@@ -180,9 +180,7 @@ class _LinearLogProb(torch.autograd.Function):
         head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
         wants = Wants(entropy=call.entropy)
         plan = make_plan(
-            problem_of(
-                head, needs, call.memory_budget, wants, entropy=call.entropy_in_loss, gathered_from=call.gathered_from
-            )
+            problem_of(head, needs, call.memory_budget, wants, entropy=call.entropy_in_loss, gathered_from=call.gathered_from)
         )
         ctx.call, ctx.plan, ctx.needs = call, plan, needs
         with torch.autocast(hidden.device.type, enabled=False):

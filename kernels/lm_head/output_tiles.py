@@ -29,8 +29,9 @@ def workspace_size(rows: int, width: int, *, best: bool = False) -> int:
 def partials(workspace: Tensor, rows: int, width: int, *, best: bool = False) -> Partials:
     """The partial figures of a product, in a workspace of `workspace_size` elements."""
     tiles, count = -(-width // COLUMNS), _figures(best)
-    figures = workspace[: count * tiles * rows].view(count, tiles, rows).unbind(0)
-    return Partials(*figures[:3], *(figures[3:] or figures[:2]), workspace[-1:])
+    maxima, sums, moments, *rest = workspace[: count * tiles * rows].view(count, tiles, rows).unbind(0)
+    value, column = rest or (maxima, maxima)
+    return Partials(maxima, sums, moments, value, column, workspace[-1:])
 
 
 def _figures(best: bool) -> int:

@@ -7,7 +7,7 @@ budget). It can be printed and compared, it predicts its own peak, and backward 
 |---|---|---|
 | FORWARD | no gradient | 1 |
 | STREAM | only the hidden gradient, through the softmax alone | 2: logits; softmax-weighted mean of the weight rows |
-| BLOCKS | the loss is known; weight or bias are trained, or it looks at the entropy or all logits | 3: logits, d hidden, d weight (2 with the weight frozen) |
+| BLOCKS | the loss is known; STREAM cannot be | 3: logits, d hidden, d weight (2 with the weight frozen) |
 | RECOMPUTE | any gradient | 4: logits twice, d hidden, d weight (3 with the weight frozen) |
 
 Of those that can be, the fewest products win, then the smaller peak, as far as the budget allows: tiles are halved until a plan

@@ -194,7 +194,7 @@ def gradient_tile(
     outer: float,
     capped: bool,
 ) -> None:
-    """Turn a tile into the gradient with respect to its raw logits (see `tiles`). d entropy / d z_j = -p_j (log p_j + entropy)."""
+    """Turn a tile into the gradient with respect to its raw logits (see `tiles`)."""
     some_inactive = _any_inactive(targets)
     for rows in _slabs(*x.shape):
         z = _transform_(x[rows], bias, inner, outer, capped)

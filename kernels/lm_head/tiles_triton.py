@@ -32,8 +32,8 @@ _ROW_BLOCK = 4096
 # whose beginnings depend on the number of rows: without this, a batch of another length would compile everything anew. What
 # stands in for a bias that is not there must be a pointer that is always aligned, or never.
 PER_ROW = [
-    "targets", "reference", "total", "moment", "rescale", "log_total", "at_target", "onto_p", "grad_entropy", "entropy", "onto_all",
-    "factor", "onto_target", "onto_mean", "out_per_row", "target_logit", "spread", "best",
+    "targets", "reference", "total", "moment", "best", "rescale", "log_total", "at_target", "onto_p", "grad_entropy", "entropy",
+    "onto_all", "target_logit", "spread", "factor", "onto_target", "onto_mean", "out_per_row",
 ]  # fmt: skip
 _kernel = triton.jit(do_not_specialize=["start", "blocks"], do_not_specialize_on_alignment=PER_ROW)
 

@@ -32,6 +32,7 @@ class Running:
 
     @staticmethod
     def new(block: Head, wants: Wants) -> Running:
+        """Before the first tile of a block."""
         count = block.hidden.shape[0]
         target_logit, reference, total, rescale, moment, spread = block.empty(6, count)
         tiles.target_logits(block.hidden, block.weight, block.bias, block.targets, target_logit, *scalars(block))
@@ -140,9 +141,7 @@ def reduce(block: Head, columns: slice, x: Tensor | None, running: Running, work
         tiles.spread_tile(x, bias, targets, *into, columns.start, *scalars(block))
 
 
-def gradient(
-    block: Head, columns: slice, x: Tensor, out: Tensor | None, known: Statistics, miss: Tensor, onto: Onto
-) -> None:
+def gradient(block: Head, columns: slice, x: Tensor, out: Tensor | None, known: Statistics, miss: Tensor, onto: Onto) -> None:
     """Turn a tile of raw logits `x` into its gradient, in `out` or in place."""
     state = known.reference, known.log_total, onto.at_target(miss), onto.onto_p, *_through_entropy(known, onto)
     every = onto.all, None if onto.all is None else _column_weight(block, columns)
