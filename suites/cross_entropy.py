@@ -32,7 +32,9 @@ _LENGTHS = (1024, 2048, 4096, 8192, 16384)
 _FLOORED = _LENGTHS[1:]  # below, the host's launches weigh too much beside the products to tell
 _ONCE = 8192  # the length at which those that are there for orientation take part in a run of all lengths
 _BESIDE = Share(rounds=1, axes={"seq_len": [_ONCE]})
+_SUMMED = Share(axes={"lm_head": ["trainable"]})  # with the head frozen there is nothing to sum
 _OPTIONS = ("label_smoothing", "softcap", "lse_square_scale", "ignored")
+_SHARES = {"fused_fp32_accumulator": _SUMMED}
 _SMALL: dict[str, list[Value]] = {"vocab": [8192], "hidden": [256], "dtype": ["float32"]}
 
 _PRESETS = {
@@ -42,12 +44,13 @@ _PRESETS = {
         rounds=3,
         shares={
             "floor": Share(axes={"seq_len": list(_FLOORED)}),
-            **dict.fromkeys(("fused_fp32_accumulator", *_PEERS), _BESIDE),
+            "fused_fp32_accumulator": Share(rounds=1, axes={**_BESIDE.axes, **_SUMMED.axes}),
+            **dict.fromkeys(_PEERS, _BESIDE),
         },
     ),
-    "small": Preset({**_SMALL, "seq_len": [64, 256]}, rounds=3, implementations=(*_OWN, "floor")),
-    "crossover": Preset({"seq_len": list(_LENGTHS)}, rounds=1, implementations=(*_OWN, *_PEERS)),
-    "crossover_small": Preset({**_SMALL, "seq_len": [32, 64, 128, 256, 512]}, rounds=1, implementations=_OWN),
+    "small": Preset({**_SMALL, "seq_len": [64, 256]}, rounds=3, implementations=(*_OWN, "floor"), shares=_SHARES),
+    "crossover": Preset({"seq_len": list(_LENGTHS)}, rounds=1, implementations=(*_OWN, *_PEERS), shares=_SHARES),
+    "crossover_small": Preset({**_SMALL, "seq_len": [32, 64, 128, 256, 512]}, rounds=1, implementations=_OWN, shares=_SHARES),
 }
 
 

@@ -77,7 +77,15 @@ def test_what_the_paper_measures_at_which_length():
     for case, rounds in zip(*taking_part("paper"), strict=True):
         length = case.params["seq_len"]
         assert (rounds["torch"], rounds["fused"], rounds["floor"]) == (3, 3, 3 if length > 1024 else 0)
-        assert {rounds[name] for name in ("fused_fp32_accumulator", *PEERS)} == {int(length == 8192)}
+        assert {rounds[name] for name in PEERS} == {int(length == 8192)}
+        assert rounds["fused_fp32_accumulator"] == int(length == 8192 and case.params["lm_head"] == "trainable")
+
+
+@pytest.mark.parametrize("preset", ["small", "crossover", "crossover_small"])
+def test_what_sums_takes_part_where_there_is_something_to_sum(preset):
+    for case, rounds in zip(*taking_part(preset), strict=True):
+        assert bool(rounds["fused_fp32_accumulator"]) == (case.params["lm_head"] == "trainable")
+        assert rounds["torch"] and rounds["fused"]
 
 
 def test_every_bar_is_for_one_case_of_the_paper_in_which_its_sides_take_part():
