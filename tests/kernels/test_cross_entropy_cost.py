@@ -78,6 +78,14 @@ def test_products(kind, needs, reduction, budget, products):
     assert counter.get_total_flops() == products * 2 * ROWS * WIDTH * VOCAB
 
 
+def test_fp16_waits_for_its_loss_scale():
+    """Small fp16 gradients only survive once the loss scale has been applied: a trained head is computed again for it."""
+    for needs, products in ((FROZEN, 2), (TRAINED, 4)):
+        with FakeTensorMode(), target_device("cuda"), FlopCounterMode(display=False) as counter:
+            step(needs, dtype=torch.float16)
+        assert counter.get_total_flops() == products * 2 * ROWS * WIDTH * VOCAB
+
+
 @pytest.mark.parametrize("options", list(OPTIONS))
 @pytest.mark.parametrize("kind, dtype", [("cpu", torch.float32), ("cuda", torch.bfloat16)])
 def test_no_option_costs_a_product(kind, dtype, options):
