@@ -6,6 +6,7 @@ DB ?= results/frostline.db
 BASE ?= HEAD~1
 HEAD ?= HEAD
 ARGS ?=
+SUITE ?=
 JOBS ?= 2
 TRIALS ?= results/method.jsonl
 
@@ -16,12 +17,12 @@ BIN := .venv/bin
 ROOMS := kernels harness suites results dashboards
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-grpo bench-head bench-norms report compare crossover gate method test lint pins clean
+.PHONY: help bench-grpo bench-head bench-norms bench-cross-entropy report compare crossover gate method test lint pins clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: PYTHON=$(PYTHON), DB=$(DB), ARGS (more options for the command), PIP_OPTIONS (for pip at the set-up), JOBS=$(JOBS) (files of tests at a time)"
+	@echo "Variables: PYTHON=$(PYTHON), DB=$(DB), ARGS (more options for the command), SUITE (of the crossover: grpo, cross_entropy), PIP_OPTIONS (for pip at the set-up), JOBS=$(JOBS) (files of tests at a time)"
 
 bench-grpo: .venv/run.stamp ## the frozen/trainable table of the GRPO head on this machine
 	$(BIN)/frostline run grpo $(ARGS)
@@ -34,14 +35,17 @@ bench-norms: .venv/run.stamp ## what freezing the parameters of a norm saves in 
 	$(BIN)/frostline run norms --isolation fork $(ARGS)
 	$(BIN)/frostline chart norms --out results
 
+bench-cross-entropy: .venv/run.stamp ## cross entropy over the head beside eager torch and other heads, and whether it reaches its bars
+	$(BIN)/frostline run cross_entropy $(ARGS)
+
 report: .venv/run.stamp ## the table and the verdicts of the last session
 	$(BIN)/frostline report $(ARGS)
 
 compare: .venv/run.stamp ## a verdict on two revisions: make compare BASE=main HEAD=my-branch
 	$(BIN)/frostline compare $(BASE) $(HEAD) $(ARGS)
 
-crossover: .venv/run.stamp ## the charts of peak memory and step time over sequence length, measuring what is missing
-	$(BIN)/frostline chart crossover --out results $(ARGS)
+crossover: .venv/run.stamp ## the charts of peak memory and step time over sequence length, measuring what is missing: make crossover SUITE=cross_entropy
+	$(BIN)/frostline chart crossover $(SUITE) --out results$(addprefix /,$(SUITE)) $(ARGS)
 
 gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the main branch
 	$(BIN)/frostline gate $(ARGS)

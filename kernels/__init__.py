@@ -1,13 +1,23 @@
 """What is measured: kernels that compute only the gradients that are asked for. torch and triton only."""
 
-from frostline.kernels.lm_head import FusedLinearGRPOLoss, fused_linear_grpo_loss, head_parameters, linear_logprob
+from frostline.kernels.lm_head import (
+    CrossEntropyOutput,
+    FusedLinearCrossEntropyLoss,
+    FusedLinearGRPOLoss,
+    fused_linear_grpo_loss,
+    head_parameters,
+    linear_cross_entropy,
+    linear_logprob,
+)
 from frostline.kernels.lm_head.alternatives import alternatives
 from frostline.kernels.lm_head.plan import Needs, Plan, plan
 from frostline.kernels.lm_head.policy_options import PolicyOptions
 from frostline.kernels.norm import FusedAddRMSNorm, LayerNorm, RMSNorm, fused_add_rms_norm, layer_norm, rms_norm
 
 __all__ = [
+    "CrossEntropyOutput",
     "FusedAddRMSNorm",
+    "FusedLinearCrossEntropyLoss",
     "FusedLinearGRPOLoss",
     "LayerNorm",
     "Needs",
@@ -19,6 +29,7 @@ __all__ = [
     "fused_linear_grpo_loss",
     "head_parameters",
     "layer_norm",
+    "linear_cross_entropy",
     "linear_logprob",
     "plan",
     "rms_norm",

@@ -1,8 +1,9 @@
 """A product with the weight and the tile's work on it as one op: `torch.ops.frostline.*_logits`.
 
-Each does what `matmul.mm_wide` followed by an op of `tiles` does (`fold_tile`, `reduce_tile`, `gradient_tile`), for 16-bit
-operands and without fp32 logits in memory. On CUDA they are Triton kernels (`fused_triton`, imported at the first launch) for
-the GPUs that `fusable` names; on the CPU, where tests and the cost model's fake tensors come, product and tile op in turn.
+Each does what `matmul.mm_wide` followed by an op of `tiles` does (`fold_tile`, `reduce_tile`; `gradient_tile` without what goes
+onto all columns), for 16-bit operands and without fp32 logits in memory. On CUDA they are Triton kernels (`fused_triton`,
+imported at the first launch) for the GPUs that `fusable` names; on the CPU, where tests and the cost model's fake tensors come,
+product and tile op in turn.
 
 `weight` is a slice of the vocabulary, [width, H], that begins at `start`. `workspace` holds fp32 partial figures,
 `output_tiles.workspace_size` elements of them: the ops allocate nothing on the GPU, so that a plan can name every byte.
@@ -31,13 +32,13 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _SCALARS = "float inner, float outer, bool capped"
 _SCHEMAS = {
     "fold_logits": "(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor(a!) p, Tensor(b!) reference,"
-    " Tensor(c!) total, Tensor(d!)? moment, Tensor(e!) rescale, Tensor(f!) workspace, int start, float limit,"
+    " Tensor(c!) total, Tensor(d!)? moment, Tensor(e!)? best, Tensor(f!) rescale, Tensor(g!) workspace, int start, float limit,"
     f" {_SCALARS}) -> ()",
     # With `x`, the raw logits are kept there as well, fp32.
     "reduce_logits": "(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor(a!)? x, Tensor(b!) reference,"
-    f" Tensor(c!) total, Tensor(d!)? moment, Tensor(e!) workspace, int start, {_SCALARS}) -> ()",
+    f" Tensor(c!) total, Tensor(d!)? moment, Tensor(e!)? best, Tensor(f!) workspace, int start, {_SCALARS}) -> ()",
     "gradient_logits": "(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor reference, Tensor log_total,"
-    f" Tensor miss, Tensor grad_logp, Tensor? grad_entropy, Tensor? entropy, Tensor(a!) out, int start, {_SCALARS}) -> ()",
+    f" Tensor at_target, Tensor onto_p, Tensor? grad_entropy, Tensor? entropy, Tensor(a!) out, int start, {_SCALARS}) -> ()",
 }
 
 
@@ -80,24 +81,28 @@ class _InTurn:
     @staticmethod
     def fold_logits(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, p: Tensor, reference: Tensor, total: Tensor,
-        moment: Tensor | None, rescale: Tensor, _workspace: Tensor, *scalars: Any,
+        moment: Tensor | None, best: Tensor | None, rescale: Tensor, _workspace: Tensor, *scalars: Any,
     ) -> None:  # fmt: skip
         x = _product(hidden, weight)
-        tiles_torch.fold_tile(x, bias, targets, p, reference, total, moment, rescale, *scalars)
+        tiles_torch.fold_tile(x, bias, targets, p, reference, total, moment, best, rescale, *scalars)
 
     @staticmethod
     def reduce_logits(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, x: Tensor | None, reference: Tensor,
-        total: Tensor, moment: Tensor | None, _workspace: Tensor, *scalars: Any,
+        total: Tensor, moment: Tensor | None, best: Tensor | None, _workspace: Tensor, *scalars: Any,
     ) -> None:  # fmt: skip
         product = _product(hidden, weight)
-        tiles_torch.reduce_tile(product, bias, targets, reference, total, moment, *scalars)
+        tiles_torch.reduce_tile(product, bias, targets, reference, total, moment, best, *scalars)
         if x is not None:
             x.copy_(product)
 
     @staticmethod
-    def gradient_logits(hidden: Tensor, weight: Tensor, *rest: Any) -> None:
-        tiles_torch.gradient_tile(_product(hidden, weight), *rest)
+    def gradient_logits(
+        hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, log_total: Tensor,
+        at_target: Tensor, onto_p: Tensor, grad_entropy: Tensor | None, entropy: Tensor | None, out: Tensor, *scalars: Any,
+    ) -> None:  # fmt: skip
+        known = reference, log_total, at_target, onto_p, grad_entropy, entropy
+        tiles_torch.gradient_tile(_product(hidden, weight), bias, targets, *known, None, None, out, *scalars)
 
 
 _on_cpu: type[_InTurn] | ModuleType = _InTurn
@@ -154,36 +159,37 @@ for _op, _formula in FLOP_FORMULAS.items():
     register_flop_formula(_op)(_formula)
 
 
-def _partial_bytes(rows: int, width: int, workspace: Tensor, moment: Tensor | None) -> int:
-    """What output tiles leave of each row, written and read again: a maximum, a sum and where there is one a moment."""
-    figures = 2 if moment is None else 3
+def _partial_bytes(rows: int, width: int, workspace: Tensor, moment: Tensor | None, best: Tensor | None) -> int:
+    """What output tiles leave of each row, written and read again: a maximum, a sum and where they are asked for a moment, and
+    the best column with its value."""
+    figures = 2 + (moment is not None) + 2 * (best is not None)
     return 2 * figures * rows * -(-width // COLUMNS) * workspace.element_size()
 
 
 def _fold_logits_bytes(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, p: Tensor, reference: Tensor, total: Tensor,
-    moment: Tensor | None, rescale: Tensor, workspace: Tensor, *_: Any,
+    moment: Tensor | None, best: Tensor | None, rescale: Tensor, workspace: Tensor, *_: Any,
 ) -> int:  # fmt: skip
     """The operands are read and the tile is written; logits live in registers. No reference moves, as on ordinary logits."""
-    rows = size_of(targets, rescale) + 2 * size_of(reference, total, moment)
-    return size_of(hidden, weight, bias, p) + rows + _partial_bytes(p.shape[0], p.shape[1], workspace, moment)
+    rows = size_of(targets, rescale) + 2 * size_of(reference, total, moment, best)
+    return size_of(hidden, weight, bias, p) + rows + _partial_bytes(p.shape[0], p.shape[1], workspace, moment, best)
 
 
 def _reduce_logits_bytes(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, x: Tensor | None, reference: Tensor,
-    total: Tensor, moment: Tensor | None, workspace: Tensor, *_: Any,
+    total: Tensor, moment: Tensor | None, best: Tensor | None, workspace: Tensor, *_: Any,
 ) -> int:  # fmt: skip
     """The operands are read; the logits are written where they are asked for."""
-    rows = size_of(targets) + 2 * size_of(reference, total, moment)
-    return size_of(hidden, weight, bias, x) + rows + _partial_bytes(hidden.shape[0], weight.shape[0], workspace, moment)
+    rows = size_of(targets) + 2 * size_of(reference, total, moment, best)
+    return size_of(hidden, weight, bias, x) + rows + _partial_bytes(hidden.shape[0], weight.shape[0], workspace, moment, best)
 
 
 def _gradient_logits_bytes(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, log_total: Tensor, miss: Tensor,
-    grad_logp: Tensor, grad_entropy: Tensor | None, entropy: Tensor | None, out: Tensor, *_: Any,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, log_total: Tensor,
+    at_target: Tensor, onto_p: Tensor, grad_entropy: Tensor | None, entropy: Tensor | None, out: Tensor, *_: Any,
 ) -> int:  # fmt: skip
     """The operands are read and the gradient is written; of the rows, what is known of them is read."""
-    rows = size_of(targets, reference, log_total, miss, grad_logp, grad_entropy, entropy)
+    rows = size_of(targets, reference, log_total, at_target, onto_p, grad_entropy, entropy)
     return size_of(hidden, weight, bias, out) + rows
 
 

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from frostline.kernels.lm_head.output_tiles import COLUMNS, ROWS, partials
+from frostline.kernels.lm_head.output_tiles import COLUMNS, ROWS, Partials, partials
 from frostline.kernels.lm_head.tiles_torch import INACTIVE
 from frostline.kernels.lm_head.tiles_triton import _LOWEST, PER_ROW, _moved_moment, _tanh
 
@@ -41,7 +41,7 @@ _WARPS, _STAGES, _STAGES_BESIDE_FP32 = 8, 4, 3
 # Sizes and slices that change from call to call must not compile a kernel each.
 _kernel = triton.jit(
     do_not_specialize=["rows", "width", "start", "tiles"],
-    do_not_specialize_on_alignment=[*PER_ROW, "maxima", "sums", "moments", "flag"],
+    do_not_specialize_on_alignment=[*PER_ROW, "maxima", "sums", "moments", "values", "columns", "flag"],
 )
 
 
@@ -82,10 +82,20 @@ def _transformed(x, bias, column, width, inner, outer, CAPPED: tl.constexpr, HAS
     return tl.where((column < width)[None, :], z, -float("inf"))
 
 
+@triton.jit
+def _store_best(z, column, values, columns, partial, start, width, there):
+    """The largest logit of each row of a tile, and the first column that has it."""
+    highest = tl.max(z, 1)
+    first = tl.min(tl.where(z == highest[:, None], column[None, :], width), 1)
+    tl.store(values + partial, highest, mask=there)
+    tl.store(columns + partial, (start + first).to(tl.float32), mask=there)
+
+
 @_kernel
 def _fold_kernel(
-    hidden, weight, p_out, bias, targets, reference, maxima, sums, moments, flag, rows, width, start, inner_size, inner, outer,
-    REPAIR: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr,
+    hidden, weight, p_out, bias, targets, reference, maxima, sums, moments, values, columns, flag, rows, width, start,
+    inner_size, inner, outer,
+    REPAIR: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, HAS_BEST: tl.constexpr,
     GROUP: tl.constexpr, PROGRAMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -101,11 +111,13 @@ def _fold_kernel(
         column = column_tile * BN + tl.arange(0, BN)
         target = tl.load(targets + row, mask=row < rows, other=_INACTIVE)
         ours = tl.load(reference + row, mask=row < rows, other=0.0)
+        partial = column_tile * rows + row
         z = _transformed(x, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+        if HAS_BEST:
+            _store_best(z, column, values, columns, partial, start, width, row < rows)
         others = tl.where((target - start)[:, None] == column[None, :], -float("inf"), z)
         shifted = others - ours[:, None]
         p = tl.exp(shifted)
-        partial = column_tile * rows + row
         tl.store(maxima + partial, tl.max(others, 1), mask=row < rows)
         tl.store(sums + partial, tl.sum(p, 1), mask=row < rows)
         if HAS_MOMENT:
@@ -119,8 +131,8 @@ def _fold_kernel(
 
 @_kernel
 def _reduce_kernel(
-    hidden, weight, x_out, bias, targets, maxima, sums, moments, rows, width, start, inner_size, inner, outer,
-    KEEP: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr,
+    hidden, weight, x_out, bias, targets, maxima, sums, moments, values, columns, rows, width, start, inner_size, inner, outer,
+    KEEP: tl.constexpr, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, HAS_BEST: tl.constexpr,
     GROUP: tl.constexpr, PROGRAMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Partial sums relative to each tile's own maximum; `KEEP` stores the raw logits as well."""
@@ -133,12 +145,14 @@ def _reduce_kernel(
         row = row_tile * BM + tl.arange(0, BM)
         column = column_tile * BN + tl.arange(0, BN)
         target = tl.load(targets + row, mask=row < rows, other=_INACTIVE)
+        partial = column_tile * rows + row
         z = _transformed(x, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+        if HAS_BEST:
+            _store_best(z, column, values, columns, partial, start, width, row < rows)
         others = tl.where((target - start)[:, None] == column[None, :], -float("inf"), z)
         maximum = tl.maximum(tl.max(others, 1), _LOWEST)
         shifted = others - maximum[:, None]
         p = tl.exp(shifted)
-        partial = column_tile * rows + row
         tl.store(maxima + partial, maximum, mask=row < rows)
         tl.store(sums + partial, tl.sum(p, 1), mask=row < rows)
         if HAS_MOMENT:
@@ -147,7 +161,7 @@ def _reduce_kernel(
 
 @_kernel
 def _gradient_kernel(
-    hidden, weight, out, bias, targets, reference, log_total, miss, grad_logp, grad_entropy, entropy, rows, width, start,
+    hidden, weight, out, bias, targets, reference, log_total, at_target, onto_p, grad_entropy, entropy, rows, width, start,
     inner_size, inner, outer, CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ENTROPY: tl.constexpr,
     GROUP: tl.constexpr, PROGRAMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -159,13 +173,13 @@ def _gradient_kernel(
         column = column_tile * BN + tl.arange(0, BN)
         target = tl.load(targets + row, mask=row < rows, other=_INACTIVE)
         log_z = tl.load(log_total + row, mask=row < rows, other=0.0)
-        upstream = tl.load(grad_logp + row, mask=row < rows, other=0.0).to(tl.float32)
+        others = tl.load(onto_p + row, mask=row < rows, other=0.0).to(tl.float32)
         z = _transformed(x, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
         log_p = z - tl.load(reference + row, mask=row < rows, other=0.0)[:, None] - log_z[:, None]
         p = tl.exp(log_p)
         hit = (target - start)[:, None] == column[None, :]
-        at_target = tl.load(miss + row, mask=row < rows, other=0.0)
-        gradient = upstream[:, None] * tl.where(hit, at_target[:, None], -p)
+        own = tl.load(at_target + row, mask=row < rows, other=0.0).to(tl.float32)
+        gradient = tl.where(hit, own[:, None], others[:, None] * p)
         if HAS_ENTROPY:
             surprise = p * (log_p + tl.load(entropy + row, mask=row < rows, other=0.0)[:, None])
             onto_entropy = tl.load(grad_entropy + row, mask=row < rows, other=0.0).to(tl.float32)
@@ -264,6 +278,27 @@ def _join_kernel(
         tl.store(moment + row, moment_of_row, mask=there)
 
 
+@_kernel
+def _best_kernel(values, columns, targets, best, rows, tiles, JOIN_ROWS: tl.constexpr, JOIN_TILES: tl.constexpr):
+    """Join the best columns of tiles: of equal values the first column."""
+    row = tl.program_id(0) * JOIN_ROWS + tl.arange(0, JOIN_ROWS)
+    there = (row < rows) & (tl.load(targets + row, mask=row < rows, other=_INACTIVE) != _INACTIVE)
+    value = tl.load(best + row, mask=there, other=0.0)
+    column = tl.load(best + rows + row, mask=there, other=0.0)
+    for begin in range(0, tiles, JOIN_TILES):
+        tile = begin + tl.arange(0, JOIN_TILES)
+        read = (tile < tiles)[:, None] & there[None, :]
+        at = tile[:, None] * rows + row[None, :]
+        part = tl.load(values + at, mask=read, other=-float("inf"))
+        highest = tl.max(part, 0)
+        where = tl.load(columns + at, mask=read, other=float("inf"))
+        first = tl.min(tl.where(part == highest[None, :], where, float("inf")), 0)
+        column = tl.where(highest > value, first, column)
+        value = tl.maximum(value, highest)
+    tl.store(best + row, value, mask=there)
+    tl.store(best + rows + row, column, mask=there)
+
+
 @cache
 def _programs(device: torch.device) -> int:
     """How many persistent programs: one for each multiprocessor; in the interpreter a few, so that each walks several tiles."""
@@ -299,6 +334,7 @@ def fold_logits(
     reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
+    best: Tensor | None,
     rescale: Tensor,
     workspace: Tensor,
     start: int,
@@ -309,25 +345,34 @@ def fold_logits(
 ) -> None:
     """The product and `tiles.fold_tile` of it in one (see `fused`)."""
     rows, width = p.shape
-    maxima, sums, moments, flag = partials(workspace, rows, width)
+    part = partials(workspace, rows, width, best=best is not None)
     grid, sizes = _shape(hidden, weight)
     join_grid, join_sizes = _joining(rows)
-    flags = {"CAPPED": capped, "HAS_BIAS": bias is not None, "HAS_MOMENT": moment is not None}
+    flags = {
+        "CAPPED": capped, "HAS_BIAS": bias is not None, "HAS_MOMENT": moment is not None, "HAS_BEST": best is not None,
+    }  # fmt: skip
     operands, out = _operands(hidden, weight), _output(p)
     offsets, kept_moment = hidden if bias is None else bias, total if moment is None else moment
     for repair in (False, True):
         _fold_kernel[grid](
-            *operands, out, offsets, targets, reference, maxima, sums, moments, flag, rows, width, start, hidden.shape[1],
+            *operands, out, offsets, targets, reference, *part, rows, width, start, hidden.shape[1],
             inner, outer, REPAIR=repair, **flags, **sizes,
         )  # fmt: skip
         if not repair:
             _move_kernel[join_grid](
-                maxima, targets, reference, total, kept_moment, rescale, flag, rows, len(maxima), limit,
+                part.maxima, targets, reference, total, kept_moment, rescale, part.flag, rows, len(part.maxima), limit,
                 HAS_MOMENT=moment is not None, **join_sizes,
             )  # fmt: skip
     _add_kernel[join_grid](
-        sums, moments, total, kept_moment, rows, len(maxima), HAS_MOMENT=moment is not None, **join_sizes
+        part.sums, part.moments, total, kept_moment, rows, len(part.sums), HAS_MOMENT=moment is not None, **join_sizes
     )  # fmt: skip
+    _join_best(part, targets, best, rows)
+
+
+def _join_best(part: Partials, targets: Tensor, best: Tensor | None, rows: int) -> None:
+    if best is not None:
+        grid, sizes = _joining(rows)
+        _best_kernel[grid](part.best, part.best_column, targets, best, rows, len(part.best), **sizes)
 
 
 def reduce_logits(
@@ -339,6 +384,7 @@ def reduce_logits(
     reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
+    best: Tensor | None,
     workspace: Tensor,
     start: int,
     inner: float,
@@ -347,20 +393,22 @@ def reduce_logits(
 ) -> None:
     """The product and `tiles.reduce_tile` of it in one (see `fused`)."""
     rows, width = hidden.shape[0], weight.shape[0]
-    maxima, sums, moments, _ = partials(workspace, rows, width)
+    part = partials(workspace, rows, width, best=best is not None)
     grid, sizes = _shape(hidden, weight, _STAGES if x is None else _STAGES_BESIDE_FP32)
     operands = _operands(hidden, weight)
     kept = operands[0] if x is None else _output(x)
     _reduce_kernel[grid](
-        *operands, kept, hidden if bias is None else bias, targets, maxima, sums, moments, rows, width, start,
+        *operands, kept, hidden if bias is None else bias, targets, *part[:-1], rows, width, start,
         hidden.shape[1], inner, outer,
-        KEEP=x is not None, CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None, **sizes,
+        KEEP=x is not None, CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None,
+        HAS_BEST=best is not None, **sizes,
     )  # fmt: skip
     join_grid, join_sizes = _joining(rows)
     _join_kernel[join_grid](
-        maxima, sums, moments, targets, reference, total, total if moment is None else moment, rows, len(maxima),
-        HAS_MOMENT=moment is not None, **join_sizes,
+        part.maxima, part.sums, part.moments, targets, reference, total, total if moment is None else moment, rows,
+        len(part.maxima), HAS_MOMENT=moment is not None, **join_sizes,
     )  # fmt: skip
+    _join_best(part, targets, best, rows)
 
 
 def gradient_logits(
@@ -370,8 +418,8 @@ def gradient_logits(
     targets: Tensor,
     reference: Tensor,
     log_total: Tensor,
-    miss: Tensor,
-    grad_logp: Tensor,
+    at_target: Tensor,
+    onto_p: Tensor,
     grad_entropy: Tensor | None,
     entropy: Tensor | None,
     out: Tensor,
@@ -385,7 +433,7 @@ def gradient_logits(
     grid, sizes = _shape(hidden, weight)
     _gradient_kernel[grid](
         *_operands(hidden, weight), _output(out), hidden if bias is None else bias,
-        targets, reference, log_total, miss, grad_logp, reference if grad_entropy is None else grad_entropy,
+        targets, reference, log_total, at_target, onto_p, reference if grad_entropy is None else grad_entropy,
         reference if entropy is None else entropy, rows, width, start, hidden.shape[1], inner, outer,
         CAPPED=capped, HAS_BIAS=bias is not None, HAS_ENTROPY=grad_entropy is not None, **sizes,
     )  # fmt: skip

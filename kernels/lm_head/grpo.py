@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from frostline.kernels.lm_head.autograd import as_autocast_would, flat
 from frostline.kernels.lm_head.checks import ActiveRows, check_device, check_head, check_memory_budget, check_shape
 from frostline.kernels.lm_head.entropy import with_entropy_weights, with_highest_entropies
 from frostline.kernels.lm_head.fused import fusable
-from frostline.kernels.lm_head.known_loss import LossCall, linear_loss
-from frostline.kernels.lm_head.logprob import as_autocast_would, flat, logprob_of_rows
+from frostline.kernels.lm_head.head import Onto, Statistics, Wants
+from frostline.kernels.lm_head.known_loss import LossCall, differentiated, linear_loss
+from frostline.kernels.lm_head.logprob import logprob_of_rows
 from frostline.kernels.lm_head.plan import Needs, Problem, forms_in_forward
 from frostline.kernels.lm_head.policy_batch import Cleaner, PolicyBatch
 from frostline.kernels.lm_head.policy_losses import LOSSES, policy_loss, terms, weighted
@@ -62,23 +64,29 @@ class _GroupedLoss:
     group: int
     tokens: Tensor
 
+    per_row = False
+
     @property
-    def entropy(self) -> bool:
-        return self.options.entropy
+    def wants(self) -> Wants:
+        return Wants(entropy=self.options.entropy)
 
     @property
     def entropy_trained(self) -> bool:
         return self.options.entropy_trained
 
-    def total(self, logp: Tensor, entropy: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        grouped_entropy = None if entropy is None else self._grouped(entropy)
+    def total(self, found: Statistics) -> tuple[Tensor, tuple[Tensor, ...]]:
+        grouped_entropy = None if found.entropy is None else self._grouped(found.entropy)
         batch = self.batch.map(self._grouped)
-        return policy_loss(self._grouped(logp), batch, self.options, grouped_entropy, tokens=self.tokens)
+        return policy_loss(self._grouped(found.logp), batch, self.options, grouped_entropy, tokens=self.tokens)
 
-    def part(self, logp: Tensor, entropy: Tensor | None, rows: slice) -> Tensor:
+    def upstream(self, found: Statistics, rows: slice) -> Onto:
         batch = self.batch.map(lambda values: self._grouped(values[rows]))
-        grouped_entropy = None if entropy is None else self._grouped(entropy)
-        return weighted(terms(self._grouped(logp), batch, self.options), batch, self.options, grouped_entropy)
+
+        def part(logp: Tensor, entropy: Tensor | None) -> Tensor:
+            grouped_entropy = None if entropy is None else self._grouped(entropy)
+            return weighted(terms(self._grouped(logp), batch, self.options), batch, self.options, grouped_entropy)
+
+        return differentiated(part, found, entropy=self.entropy_trained)
 
     def _grouped(self, values: Tensor) -> Tensor:
         return values.reshape(values.shape[0] // max(self.group, 1), self.group)
@@ -153,7 +161,7 @@ def fused_linear_grpo_loss(
             known = _GroupedLoss(
                 batch.map(lambda values: formed.take_counted(values.reshape(-1))), options, group, batch.mask.sum()
             )
-            call = LossCall(known, transform, formed.masked, formed.gathered_from, prune, memory_budget)
+            call = LossCall(known, transform, formed.masked, formed.gathered_from, prune, memory_budget, in_forward=True)
             loss, metrics = linear_loss(flat(hidden, formed), weight, bias, formed.targets(targets, weight.shape[0]), call)
             return formed.whole(loss), metrics
     logp, entropy = logprob_of_rows(

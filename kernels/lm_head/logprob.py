@@ -13,15 +13,23 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from frostline.kernels.lm_head import engine, tiles
-from frostline.kernels.lm_head.checks import ActiveRows, check_head, check_memory_budget, check_shape, is_readable
-from frostline.kernels.lm_head.engine import Gradients, Head, Statistics
+from frostline.kernels.lm_head import engine
+from frostline.kernels.lm_head.autograd import (
+    as_autocast_would,
+    flat,
+    make_head,
+    needs_of,
+    only_wanted,
+    problem_of,
+    recomputed,
+    scaled_rows,
+)
+from frostline.kernels.lm_head.checks import ActiveRows, check_head, check_memory_budget, check_shape
 from frostline.kernels.lm_head.first_order import first_order_only
-from frostline.kernels.lm_head.fused import fusable
-from frostline.kernels.lm_head.plan import Needs, Plan, Problem, Strategy, make_plan
+from frostline.kernels.lm_head.head import Gradients, Onto, Statistics, Wants
+from frostline.kernels.lm_head.plan import Plan, Strategy, make_plan
 from frostline.kernels.lm_head.rows import Rows
 from frostline.kernels.lm_head.transform import Transform
-from frostline.kernels.matmul import device_kind
 from frostline.kernels.uncompiled import uncompiled
 
 _NAMES = {"hidden": "hidden", "weight": "weight", "bias": "bias", "targets": "targets"}
@@ -123,20 +131,6 @@ def linear_logprob(
     return shaped if entropy is None else (shaped, entropy.reshape(targets.shape))
 
 
-def as_autocast_would(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Under autocast, the casts that it applies to the inputs of a linear layer; otherwise the inputs."""
-    kind = hidden.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind) or hidden.dtype == torch.float64:
-        return hidden, weight, bias
-    dtype = torch.get_autocast_dtype(kind)
-    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def flat(hidden: Tensor, rows: Rows) -> Tensor:
-    """The computed rows of `hidden` [..., H] as [n, H]. Differentiable: done outside any autograd function of ours."""
-    return rows.take(hidden.reshape(-1, hidden.shape[-1]))
-
-
 def logprob_of_rows(
     hidden: Tensor,
     weight: Tensor,
@@ -174,58 +168,6 @@ class _Call:
     memory_budget: int | None
 
 
-def make_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, transform: Transform, masked: bool) -> Head:
-    """A `Head` of detached inputs whose last strides are 1, as GEMMs and tiles want them (a copy only where they are not)."""
-    tensors = [None if t is None else _unit_stride(t.detach()) for t in (hidden, weight, bias)]
-    assert tensors[0] is not None and tensors[1] is not None
-    return Head(tensors[0], tensors[1], targets.contiguous(), tensors[2], transform, masked)
-
-
-def needs_of(ctx: Any, bias: Tensor | None, *, grad: bool, prune: bool) -> Needs:
-    """Which of (hidden, weight, bias), an autograd function's first inputs, need a gradient.
-
-    Inside `forward` autograd's mode is always off and `needs_input_grad` stays True under `no_grad`, so `grad` is passed in.
-    """
-    hidden, weight, offset = (bool(needed) for needed in ctx.needs_input_grad[:3])
-    if not grad or not (hidden or weight or offset):
-        return Needs()
-    return Needs(hidden, weight or not prune, offset or (not prune and bias is not None))
-
-
-def problem_of(
-    head: Head,
-    needs: Needs,
-    memory_budget: int | None,
-    *,
-    loss_known: bool = False,
-    entropy: bool = False,
-    group: int = 1,
-    gathered_from: int = 0,
-) -> Problem:
-    """The plan's view of a head."""
-    return Problem(
-        rows=head.hidden.shape[0],
-        hidden=head.hidden.shape[1],
-        vocab=head.weight.shape[0],
-        dtype=head.hidden.dtype,
-        needs=needs,
-        loss_known=loss_known,
-        entropy=entropy,
-        group=group,
-        masked=head.masked,
-        gathered_from=gathered_from,
-        device=device_kind(head.hidden),
-        fusable=fusable(head.hidden, head.weight),
-        memory_budget=memory_budget,
-    )
-
-
-def _unit_stride(tensor: Tensor) -> Tensor:
-    ready = tensor.stride(-1) == 1 and (tensor.ndim < 2 or tensor.stride(0) >= tensor.shape[1])
-    # A single row is contiguous to torch whatever its stride, also 0, which no tensor map takes: the view gives it a new one.
-    return tensor if ready else tensor.contiguous().view(-1).view(tensor.shape)
-
-
 class _LinearLogProb(torch.autograd.Function):
     """(hidden [n, H], weight [V, H], bias [V] or None, targets [n], call) -> (logp [n], entropy [n] or None)."""
 
@@ -236,15 +178,16 @@ class _LinearLogProb(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         needs = needs_of(ctx, bias, grad=call.grad, prune=call.prune)
         head = make_head(hidden, weight, bias, targets, call.transform, call.masked)
+        wants = Wants(entropy=call.entropy)
         plan = make_plan(
-            problem_of(head, needs, call.memory_budget, entropy=call.entropy_in_loss, gathered_from=call.gathered_from)
+            problem_of(head, needs, call.memory_budget, wants, entropy=call.entropy_in_loss, gathered_from=call.gathered_from)
         )
         ctx.call, ctx.plan, ctx.needs = call, plan, needs
         with torch.autocast(hidden.device.type, enabled=False):
             if plan.strategy is Strategy.STREAM:
-                statistics, unit = engine.stream(head, plan, None, entropy=call.entropy)
+                statistics, unit = engine.stream(head, plan, None, wants)
             else:
-                statistics, unit = engine.forward_only(head, plan, entropy=call.entropy), None
+                statistics, unit = engine.forward_only(head, plan, wants), None
         if plan.strategy is Strategy.STREAM and not call.entropy:
             ctx.save_for_backward(unit, head.targets, *[None] * 7)
         elif needs.any:
@@ -262,7 +205,7 @@ class _LinearLogProb(torch.autograd.Function):
         if unit is None:
             found = _recomputed(ctx, ctx.plan, targets, again, grad_logp, grad_entropy)
             return (*only_wanted(ctx, found), None, None)
-        d_hidden = _scaled_rows(unit, grad_logp, targets, ctx.plan.problem.dtype)
+        d_hidden = scaled_rows(unit, grad_logp, targets, ctx.plan.problem.dtype)
         if grad_entropy is not None:  # nobody expected it: two products more
             late = make_plan(replace(ctx.plan.problem, entropy=True))
             through_entropy = _recomputed(ctx, late, targets, again, None, grad_entropy).hidden
@@ -278,41 +221,4 @@ def _recomputed(
     known = Statistics(*statistics)
     head = make_head(hidden, weight, bias, targets, ctx.call.transform, ctx.call.masked)
     upstream = head.only_active(torch.zeros_like(known.logp) if grad_logp is None else grad_logp)
-    rows = _rows_with_upstream(upstream, grad_entropy)
-    if rows is not None:
-        head, known, upstream = head.rows(rows), known.rows(rows), upstream[rows]
-        grad_entropy = None if grad_entropy is None else grad_entropy[rows]
-    if head.hidden.shape[0] == 0:
-        return Gradients(*(torch.zeros_like(t) if t is not None else None for t in (hidden, weight, bias)))
-    with torch.autocast(hidden.device.type, enabled=False):
-        found = engine.recompute(head, plan, ctx.needs, known, upstream, grad_entropy)
-    if rows is None or found.hidden is None:
-        return found
-    return replace(found, hidden=torch.zeros_like(hidden).index_copy_(0, rows, found.hidden))
-
-
-def _rows_with_upstream(grad_logp: Tensor, grad_entropy: Tensor | None) -> Tensor | None:
-    """The rows that a gradient arrived at, where the host can read that and they are fewer than all: tokens whose ratio was
-    clipped, or that a loss masked by itself, need no logits in the backward. A device is not asked."""
-    if not is_readable(grad_logp):
-        return None
-    arrived = grad_logp != 0
-    if grad_entropy is not None:
-        arrived = arrived | (grad_entropy != 0)
-    return None if bool(arrived.all()) else arrived.nonzero().squeeze(1)
-
-
-def only_wanted(ctx: Any, found: Gradients) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients that autograd asked for: an unpruned run computes others, and they end here."""
-    hidden, weight, bias = ctx.needs_input_grad[:3]
-    return found.hidden if hidden else None, found.weight if weight else None, found.bias if bias else None
-
-
-def _scaled_rows(unit: Tensor, scale: Tensor | None, targets: Tensor, dtype: torch.dtype) -> Tensor:
-    """unit[r] * scale[r], rounded once, in a tensor of its own: the kept gradient must survive for another backward."""
-    result = torch.empty_like(unit, dtype=dtype)
-    if scale is None:
-        return result.zero_()
-    active = torch.where(targets < 0, 0.0, scale.to(torch.promote_types(unit.dtype, torch.float32)))
-    tiles.scaled_rows(unit, active, result)
-    return result
+    return recomputed(head, plan, ctx.needs, known, Onto(upstream, grad_entropy))

@@ -87,7 +87,8 @@ class _Sizes:
     def statistics_tile(self) -> int:
         """What a tile's statistics are made from: its logits, or what a fused product leaves of them."""
         if self.plan.fused:
-            return output_tiles.workspace_size(self.block, self.plan.vocab_tile) * self.wide
+            best = self.plan.problem.best
+            return output_tiles.workspace_size(self.block, self.plan.vocab_tile, best=best) * self.wide
         return self.block * round_up(self.plan.vocab_tile, 64) * self.wide
 
     def spreading(self) -> int:
@@ -101,9 +102,9 @@ def _forward(sizes: _Sizes) -> list[int]:
 
 def _stream(sizes: _Sizes) -> list[int]:
     """The pass, with what it keeps; its backward, with the kept gradient and its scaled copy; the gather's backward."""
-    known = sizes.plan.problem.loss_known
-    kept = sizes.d_hidden if known else sizes.wide_hidden
-    work = sizes.statistics_tile() + sizes.tile + (sizes.wide_block if known else 0) + sizes.slab
+    formed = sizes.plan.in_forward
+    kept = sizes.d_hidden if formed else sizes.wide_hidden
+    work = sizes.statistics_tile() + sizes.tile + (sizes.wide_block if formed else 0) + sizes.slab
     return [sizes.gathered + kept + work, kept + sizes.d_hidden, sizes.spreading()]
 
 
@@ -123,7 +124,7 @@ def _blocks(sizes: _Sizes) -> list[int]:
     """The walk over row blocks; what its end rounds; the backward; the gather's backward."""
     plan, problem = sizes.plan, sizes.plan.problem
     logits = sizes.block * plan.padded_vocab * sizes.wide
-    partials = output_tiles.workspace_size(sizes.block, problem.vocab) * sizes.wide if plan.fused else 0
+    partials = output_tiles.workspace_size(sizes.block, problem.vocab, best=problem.best) * sizes.wide if plan.fused else 0
     bias = problem.needs.bias * 2 * problem.vocab * sizes.wide
     walk = sizes.gathered + sizes.d_hidden + partials + sizes.wide_block + bias + sizes.slab
     if plan.keep_tiles:

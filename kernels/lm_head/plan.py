@@ -6,8 +6,8 @@ budget). It can be printed and compared, it predicts its own peak, and backward 
 | strategy | when it can be | products with the weight |
 |---|---|---|
 | FORWARD | no gradient | 1 |
-| STREAM | only the hidden gradient, none through the entropy | 2: logits; softmax-weighted mean of the weight rows |
-| BLOCKS | the loss is known; weight, bias or entropy are trained | 3: logits, d hidden, d weight (2 with the weight frozen) |
+| STREAM | only the hidden gradient, through the softmax alone | 2: logits; softmax-weighted mean of the weight rows |
+| BLOCKS | the loss is known; STREAM cannot be | 3: logits, d hidden, d weight (2 with the weight frozen) |
 | RECOMPUTE | any gradient | 4: logits twice, d hidden, d weight (3 with the weight frozen) |
 
 Of those that can be, the fewest products win, then the smaller peak, as far as the budget allows: tiles are halved until a plan
@@ -203,7 +203,7 @@ def _ways(problem: Problem, in_forward: bool, forced: Override) -> list[_Way]:
     if not needs.any:
         return [_Way(Strategy.FORWARD)]
     ways = []
-    if not needs.parameters and not problem.entropy:
+    if not needs.parameters and problem.through_p_alone:
         ways.append(_Way(Strategy.STREAM, formed))
     elif formed and needs.weight:  # kept tiles first: one product over all rows, and no accumulator
         kept = (True, False) if forced.keep_tiles is None else (forced.keep_tiles,)
@@ -260,6 +260,6 @@ def _priced(plan: Plan) -> Plan:
 def _group_fits(problem: Problem) -> bool:
     """Whether the rows that are judged together fit a block, with their logits within the cap where they are in memory."""
     sizes = sizes_of(problem.device)
-    if problem.needs.parameters or problem.entropy:
+    if problem.needs.parameters or not problem.through_p_alone:
         return problem.group == 1 or problem.group * row_bytes(problem) <= sizes.block_bytes
     return problem.group <= 2 * sizes.stream_rows

@@ -54,6 +54,8 @@ class Problem:
         needs: which gradients are wanted.
         loss_known: the loss is given with the log-probs, so that its gradients can be formed while the logits are at hand.
         entropy: a gradient goes through entropies.
+        spread: a sum of logits over the vocabulary is wanted (`head.Statistics.spread`), which needs logits in memory.
+        best: the best column of a row is wanted.
         group: how many consecutive rows the loss judges together, 1 or the length of a completion.
         masked: some rows may not count.
         gathered_from: of how many rows those that are computed are gathered, in memory of their own; 0 where they are not.
@@ -69,12 +71,19 @@ class Problem:
     needs: Needs = Needs()
     loss_known: bool = False
     entropy: bool = False
+    spread: bool = False
+    best: bool = False
     group: int = 1
     masked: bool = False
     gathered_from: int = 0
     device: str = "cpu"
     fusable: bool = False
     memory_budget: int | None = None
+
+    @property
+    def through_p_alone(self) -> bool:
+        """Whether a row's gradient is a multiple of its softmax, but for the target's column."""
+        return not self.entropy and not self.spread
 
     @property
     def whole_rows(self) -> int:

@@ -99,12 +99,12 @@ class Rows:
         taken = self.take(flat)
         return taken if self.index is None else taken.masked_fill(self.index == self.count, INACTIVE)
 
-    def put(self, values: Tensor) -> Tensor:
-        """`values` [n] at their places in [count], zero elsewhere; NaN in active rows that the declared count left out."""
+    def put(self, values: Tensor, left_out: float = float("nan")) -> Tensor:
+        """`values` [n] at their places in [count], zero elsewhere; `left_out` in active rows beyond the declared count."""
         if self.index is None or self.active is None:
             return values
         base = values.new_zeros(self.count + 1)
-        base[: self.count].masked_fill_(self.active, float("nan"))
+        base[: self.count].masked_fill_(self.active, left_out)
         return base.index_copy(0, self.index, values)[: self.count]
 
     @property

@@ -8,6 +8,9 @@ ops add the bias, apply the `Transform` (inner, outer, capped) and keep per-row 
 - `total`: sum of exp(z - reference), `moment`: sum of (z - reference) * exp(z - reference), both over all columns but the
   target's, both 0 to begin with. Where the target holds nearly all probability, 1 - p_target is what gradients depend on:
   total / (total + exp(target_logit - reference)) has it to full precision, a difference from 1 would not.
+- `best`: [2, rows], the largest z of all columns so far, the target's included, and its column: the first of equals. Begins as
+  -inf.
+- `spread`: sum of w_j (z_j - target_logit) over the columns, w their `column_weight` (None: 1). Begins as 0.
 - a row whose target is `INACTIVE` does not count: its gradients and probabilities are exact zeros (`gradient_tile`,
   `fold_tile`, `finish_rows`) whatever its logits hold, its `rescale` is 1, its other statistics have no meaning.
 
@@ -35,19 +38,23 @@ _SCALARS = "float inner, float outer, bool capped"
 _SCHEMAS = {
     # Write the transformed logit of each row's target to `out`, 0 for inactive rows.
     "target_logits": f"(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor(a!) out, {_SCALARS}) -> ()",
-    # Fold a tile into reference, total and, if given, moment.
+    # Fold a tile into reference, total and, if given, moment and best.
     "reduce_tile": "(Tensor x, Tensor? bias, Tensor targets, Tensor(a!) reference, Tensor(b!) total, Tensor(c!)? moment,"
-    f" int start, {_SCALARS}) -> ()",
+    f" Tensor(d!)? best, int start, {_SCALARS}) -> ()",
     # The same, and write exp(z - reference) * (dz/dx / steepest), 0 at the target, to `p` (None: over x, which is scratch
     # either way). `reference` moves only when a tile exceeds it by more than `limit`; `rescale` is what the sums of earlier
     # tiles must then be multiplied by, else 1.
     "fold_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor(b!)? p, Tensor(c!) reference, Tensor(d!) total,"
-    f" Tensor(e!)? moment, Tensor(f!) rescale, int start, float limit, {_SCALARS}) -> ()",
-    # Write d loss / d x to `out` (None: over x, which is scratch either way), from d loss / d logp = grad_logp and, with the
-    # entropy, d loss / d entropy = grad_entropy. log p = z - reference - log_total, and `miss` is 1 - p of the target,
-    # which a rounded p no longer tells.
-    "gradient_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor reference, Tensor log_total, Tensor miss,"
-    f" Tensor grad_logp, Tensor? grad_entropy, Tensor? entropy, Tensor(b!)? out, int start, {_SCALARS}) -> ()",
+    f" Tensor(e!)? moment, Tensor(f!)? best, Tensor(g!) rescale, int start, float limit, {_SCALARS}) -> ()",
+    # Write d loss / d x to `out` (None: over x, which is scratch either way), where log p = z - reference - log_total and
+    #   d loss / d z_j = onto_p p_j, or at_target in the target's column, where a rounded p has too few digits;
+    #                    - grad_entropy p_j (log p_j + entropy) and + onto_all w_j, of those that are given.
+    "gradient_tile": "(Tensor(a!) x, Tensor? bias, Tensor targets, Tensor reference, Tensor log_total, Tensor at_target,"
+    " Tensor onto_p, Tensor? grad_entropy, Tensor? entropy, Tensor? onto_all, Tensor? column_weight, Tensor(b!)? out,"
+    f" int start, {_SCALARS}) -> ()",
+    # Add a tile to `spread`.
+    "spread_tile": "(Tensor x, Tensor? bias, Tensor targets, Tensor target_logit, Tensor? column_weight, Tensor(a!) spread,"
+    f" int start, {_SCALARS}) -> ()",
     # Multiply row r of values by factor[r].
     "rescale_rows": "(Tensor(a!) values, Tensor factor) -> ()",
     # Write values[r] * factor[r], rounded once, to row r of out. A factor expanded from a scalar is read as such.
@@ -111,27 +118,36 @@ def _target_logits_bytes(hidden: Tensor, weight: Tensor, bias: Tensor | None, ta
 
 
 def _reduce_tile_bytes(
-    x: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, total: Tensor, moment: Tensor | None, *_: Any
-) -> int:
+    x: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, total: Tensor, moment: Tensor | None,
+    best: Tensor | None, *_: Any,
+) -> int:  # fmt: skip
     """A tile is read once; of its rows, statistics are read and written."""
-    return size_of(x, bias, targets) + 2 * size_of(reference, total, moment)
+    return size_of(x, bias, targets) + 2 * size_of(reference, total, moment, best)
 
 
 def _fold_tile_bytes(
     x: Tensor, bias: Tensor | None, targets: Tensor, p: Tensor | None, reference: Tensor, total: Tensor,
-    moment: Tensor | None, rescale: Tensor, *_: Any,
+    moment: Tensor | None, best: Tensor | None, rescale: Tensor, *_: Any,
 ) -> int:  # fmt: skip
     """A tile is read once, held in registers, and written once, in its own place or another dtype's."""
-    return size_of(x, x if p is None else p, bias, targets, rescale) + 2 * size_of(reference, total, moment)
+    return size_of(x, x if p is None else p, bias, targets, rescale) + 2 * size_of(reference, total, moment, best)
 
 
 def _gradient_tile_bytes(
-    x: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, log_total: Tensor, miss: Tensor, grad_logp: Tensor,
-    grad_entropy: Tensor | None, entropy: Tensor | None, out: Tensor | None, *_: Any,
+    x: Tensor, bias: Tensor | None, targets: Tensor, reference: Tensor, log_total: Tensor, at_target: Tensor, onto_p: Tensor,
+    grad_entropy: Tensor | None, entropy: Tensor | None, onto_all: Tensor | None, column_weight: Tensor | None,
+    out: Tensor | None, *_: Any,
 ) -> int:  # fmt: skip
     """A tile is read once and written once; of its rows, what is known of them is read."""
-    rows = size_of(targets, reference, log_total, miss, grad_logp, grad_entropy, entropy)
-    return size_of(x, x if out is None else out, bias) + rows
+    rows = size_of(targets, reference, log_total, at_target, onto_p, grad_entropy, entropy, onto_all)
+    return size_of(x, x if out is None else out, bias, column_weight) + rows
+
+
+def _spread_tile_bytes(
+    x: Tensor, bias: Tensor | None, targets: Tensor, target_logit: Tensor, column_weight: Tensor | None, spread: Tensor, *_: Any
+) -> int:
+    """A tile is read once; of its rows, the sum is read and written."""
+    return size_of(x, bias, targets, target_logit, column_weight) + 2 * size_of(spread)
 
 
 def _rescale_rows_bytes(_values: Tensor, factor: Tensor) -> int:
@@ -158,6 +174,7 @@ TRAFFIC: dict[Any, Callable[..., int]] = {
     torch.ops.frostline.reduce_tile: _reduce_tile_bytes,
     torch.ops.frostline.fold_tile: _fold_tile_bytes,
     torch.ops.frostline.gradient_tile: _gradient_tile_bytes,
+    torch.ops.frostline.spread_tile: _spread_tile_bytes,
     torch.ops.frostline.rescale_rows: _rescale_rows_bytes,
     torch.ops.frostline.scaled_rows: _scaled_rows_bytes,
     torch.ops.frostline.finish_rows: _finish_rows_bytes,
@@ -167,6 +184,7 @@ target_logits = torch.ops.frostline.target_logits.default
 reduce_tile = torch.ops.frostline.reduce_tile.default
 fold_tile = torch.ops.frostline.fold_tile.default
 gradient_tile = torch.ops.frostline.gradient_tile.default
+spread_tile = torch.ops.frostline.spread_tile.default
 rescale_rows = torch.ops.frostline.rescale_rows.default
 scaled_rows = torch.ops.frostline.scaled_rows.default
 finish_rows = torch.ops.frostline.finish_rows.default

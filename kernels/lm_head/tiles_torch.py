@@ -79,6 +79,18 @@ def _add(total: Tensor, moment: Tensor | None, shifted: Tensor) -> Tensor:
     return p
 
 
+def _improve(best: Tensor | None, rows: slice, z: Tensor, start: int) -> None:
+    """Let the first maximum of a slab take the place of the best column so far, where it is larger."""
+    if best is None:
+        return
+    value, column = best[0, rows], best[1, rows]
+    highest = z.amax(1)
+    first = (z == highest.unsqueeze(1)).to(torch.uint8).argmax(1)  # argmax alone promises no order among equals
+    better = highest > value
+    column.copy_(torch.where(better, (first + start).to(column.dtype), column))
+    value.copy_(torch.where(better, highest, value))
+
+
 def target_logits(
     hidden: Tensor,
     weight: Tensor,
@@ -106,6 +118,7 @@ def reduce_tile(
     reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
+    best: Tensor | None,
     start: int,
     inner: float,
     outer: float,
@@ -113,7 +126,9 @@ def reduce_tile(
 ) -> None:
     """Fold a tile into the running statistics (see `tiles`)."""
     for rows in _slabs(*x.shape):
-        z = _without_target(_transform_(x[rows].clone(), bias, inner, outer, capped), targets[rows], start)
+        z = _transform_(x[rows].clone(), bias, inner, outer, capped)
+        _improve(best, rows, z, start)
+        z = _without_target(z, targets[rows], start)
         before = reference[rows].clone()
         reference[rows] = torch.maximum(before, _finite_maximum(z))
         step = reference[rows] - before
@@ -130,6 +145,7 @@ def fold_tile(
     reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
+    best: Tensor | None,
     rescale: Tensor,
     start: int,
     limit: float,
@@ -141,6 +157,7 @@ def fold_tile(
     some_inactive = _any_inactive(targets)
     for rows in _slabs(*x.shape):
         z = _transform_(x[rows], bias, inner, outer, capped)
+        _improve(best, rows, z, start)
         slope = _tanh_slope(z, outer) if capped else None
         z = _without_target(z, targets[rows], start)
         maximum, before = _finite_maximum(z), reference[rows].clone()
@@ -165,25 +182,23 @@ def gradient_tile(
     targets: Tensor,
     reference: Tensor,
     log_total: Tensor,
-    miss: Tensor,
-    grad_logp: Tensor,
+    at_target: Tensor,
+    onto_p: Tensor,
     grad_entropy: Tensor | None,
     entropy: Tensor | None,
+    onto_all: Tensor | None,
+    column_weight: Tensor | None,
     out: Tensor | None,
     start: int,
     inner: float,
     outer: float,
     capped: bool,
 ) -> None:
-    """Turn a tile into the gradient with respect to its raw logits (see `tiles`).
-
-    d logp / d z_j = [j is the target] - p_j and d entropy / d z_j = -p_j (log p_j + entropy).
-    """
+    """Turn a tile into the gradient with respect to its raw logits (see `tiles`)."""
     some_inactive = _any_inactive(targets)
     for rows in _slabs(*x.shape):
         z = _transform_(x[rows], bias, inner, outer, capped)
         slope = _tanh_slope(z, outer).mul_(inner) if capped else None
-        upstream = grad_logp[rows].to(z.dtype) * outer
         column, inside = _column_of_target(targets[rows], start, z.shape[1])
         log_p = z.sub_(reference[rows].unsqueeze(1)).sub_(log_total[rows].unsqueeze(1))
         surprise = None
@@ -192,17 +207,42 @@ def gradient_tile(
         p = log_p.exp_()
         if surprise is not None:  # where p underflowed, log p may be -inf
             surprise = surprise.mul_(p).masked_fill_(p == 0, 0.0)
-        gradient = p.mul_(-upstream.unsqueeze(1))
-        at_target = torch.where(inside, upstream * miss[rows], gradient.gather(1, column).squeeze(1))
-        gradient.scatter_(1, column, at_target.unsqueeze(1))
+        gradient = p.mul_((onto_p[rows].to(z.dtype) * outer).unsqueeze(1))
+        own = torch.where(inside, at_target[rows].to(z.dtype) * outer, gradient.gather(1, column).squeeze(1))
+        gradient.scatter_(1, column, own.unsqueeze(1))
         if surprise is not None:
             gradient.add_(surprise)
+        if onto_all is not None:
+            every = (onto_all[rows].to(z.dtype) * outer).unsqueeze(1)
+            gradient.add_(every if column_weight is None else every * column_weight.to(z.dtype))
         if slope is not None:
             gradient.mul_(slope)
         if some_inactive:
             gradient.masked_fill_((targets[rows] == INACTIVE).unsqueeze(1), 0.0)
         if out is not None:
             out[rows] = gradient
+
+
+def spread_tile(
+    x: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    target_logit: Tensor,
+    column_weight: Tensor | None,
+    spread: Tensor,
+    start: int,
+    inner: float,
+    outer: float,
+    capped: bool,
+) -> None:
+    """Add a tile's logits relative to the target's (see `tiles`)."""
+    for rows in _slabs(*x.shape):
+        z = _transform_(x[rows].clone(), bias, inner, outer, capped).sub_(target_logit[rows].unsqueeze(1))
+        if column_weight is not None:
+            z.mul_(column_weight.to(z.dtype))
+        column, inside = _column_of_target(targets[rows], start, z.shape[1])
+        z.scatter_(1, column, torch.where(inside, 0.0, z.gather(1, column).squeeze(1)).unsqueeze(1))
+        spread[rows] += torch.where(targets[rows] == INACTIVE, 0.0, z.sum(1))
 
 
 def rescale_rows(values: Tensor, factor: Tensor) -> None:

@@ -32,8 +32,8 @@ _ROW_BLOCK = 4096
 # whose beginnings depend on the number of rows: without this, a batch of another length would compile everything anew. What
 # stands in for a bias that is not there must be a pointer that is always aligned, or never.
 PER_ROW = [
-    "targets", "reference", "total", "moment", "rescale", "log_total", "miss", "grad_logp", "grad_entropy", "entropy", "factor",
-    "onto_target", "onto_mean", "out_per_row",
+    "targets", "reference", "total", "moment", "best", "rescale", "log_total", "at_target", "onto_p", "grad_entropy", "entropy",
+    "onto_all", "target_logit", "spread", "factor", "onto_target", "onto_mean", "out_per_row",
 ]  # fmt: skip
 _kernel = triton.jit(do_not_specialize=["start", "blocks"], do_not_specialize_on_alignment=PER_ROW)
 
@@ -56,6 +56,14 @@ def _load_logits(x, bias, column, width, inner, outer, CAPPED: tl.constexpr, HAS
         z += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     z = outer * _tanh(inner * z) if CAPPED else outer * z
     return tl.where(inside, z, -float("inf"))
+
+
+@triton.jit
+def _improve(best, rows, row, value, column):
+    """Let a column take the place of a row's best so far, where its value is larger."""
+    if value > tl.load(best + row):
+        tl.store(best + row, value)
+        tl.store(best + rows + row, column.to(tl.float32))
 
 
 @triton.jit
@@ -88,8 +96,8 @@ def _target_kernel(
 
 @_kernel
 def _reduce_kernel(
-    x, x_stride, bias, targets, reference, total, moment, start, width, inner, outer,
-    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_stride, bias, targets, reference, total, moment, best, start, width, inner, outer,
+    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, HAS_BEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: each lane keeps its own maximum and sums over the row's blocks, and the lanes are joined once at the end."""
     row = tl.program_id(0).to(tl.int64)
@@ -99,9 +107,14 @@ def _reduce_kernel(
         lane_maximum = tl.full([BLOCK], _LOWEST, tl.float32)
         lane_total = tl.zeros([BLOCK], tl.float32)
         lane_moment = tl.zeros([BLOCK], tl.float32)
+        lane_best = tl.full([BLOCK], -float("inf"), tl.float32)
+        lane_column = tl.arange(0, BLOCK)
         for begin in range(0, width, BLOCK):
             column = begin + tl.arange(0, BLOCK)
             z = _load_logits(x, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+            if HAS_BEST:
+                lane_column = tl.where(z > lane_best, column, lane_column)
+                lane_best = tl.maximum(lane_best, z)
             z = tl.where(column == target - start, -float("inf"), z)
             new_maximum = tl.maximum(lane_maximum, z)
             scale = tl.exp(lane_maximum - new_maximum)
@@ -123,12 +136,16 @@ def _reduce_kernel(
             moment_before = _moved_moment(tl.load(moment + row), total_before, scale_before, after - before)
             lane_moment = _moved_moment(lane_moment, lane_total, lane_scale, after - lane_maximum)
             tl.store(moment + row, moment_before + tl.sum(lane_moment, 0))
+        if HAS_BEST:
+            highest = tl.max(lane_best, 0)
+            first = tl.min(tl.where(lane_best == highest, lane_column, width), 0)
+            _improve(best, tl.num_programs(0), row, highest, start + first)
 
 
 @_kernel
 def _fold_kernel(
-    x, x_stride, bias, targets, p_out, p_stride, reference, total, moment, rescale, start, width, limit, inner, outer,
-    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_stride, bias, targets, p_out, p_stride, reference, total, moment, best, rescale, start, width, limit, inner, outer,
+    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MOMENT: tl.constexpr, HAS_BEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row, held in registers: its maximum is needed before the first exponential is written."""
     row = tl.program_id(0).to(tl.int64)
@@ -140,6 +157,10 @@ def _fold_kernel(
         tl.store(rescale + row, 1.0)
     else:
         z = _load_logits(x + row * x_stride, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
+        if HAS_BEST:
+            highest = tl.max(z, 0)
+            first = tl.min(tl.where(z == highest, column, width), 0)
+            _improve(best, tl.num_programs(0), row, highest, start + first)
         others = tl.where(column == target - start, -float("inf"), z)
         maximum = tl.maximum(tl.max(others, 0), _LOWEST)
         before = tl.load(reference + row)
@@ -161,9 +182,10 @@ def _fold_kernel(
 
 @_kernel
 def _gradient_kernel(
-    x, x_stride, bias, targets, reference, log_total, miss, grad_logp, grad_entropy, entropy, out, out_stride, start, width,
-    blocks, inner, outer,
-    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_stride, bias, targets, reference, log_total, at_target, onto_p, grad_entropy, entropy, onto_all, column_weight,
+    out, out_stride, start, width, blocks, inner, outer,
+    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ENTROPY: tl.constexpr, HAS_ALL: tl.constexpr,
+    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of columns of one row: with the statistics known, columns are independent."""
     program = tl.program_id(0).to(tl.int64)
@@ -176,19 +198,41 @@ def _gradient_kernel(
         tl.store(out + column, tl.zeros([BLOCK], out.dtype.element_ty), mask=inside)
     else:
         z = _load_logits(x + row * x_stride, bias, column, width, inner, outer, CAPPED, HAS_BIAS)
-        upstream = tl.load(grad_logp + row).to(tl.float32)
         log_p = z - tl.load(reference + row) - tl.load(log_total + row)
         p = tl.exp(log_p)
-        gradient = upstream * tl.where(column == target - start, tl.load(miss + row), -p)
+        own = tl.load(at_target + row).to(tl.float32)
+        gradient = tl.where(column == target - start, own, tl.load(onto_p + row).to(tl.float32) * p)
         if HAS_ENTROPY:
             surprise = p * (log_p + tl.load(entropy + row))
             gradient -= tl.load(grad_entropy + row).to(tl.float32) * tl.where(p > 0, surprise, 0.0)
+        if HAS_ALL:
+            every = tl.load(onto_all + row).to(tl.float32)
+            gradient += every * tl.load(column_weight + column, mask=inside, other=0.0).to(tl.float32) if WEIGHTED else every
         if CAPPED:
             tanh = z / outer
             gradient *= (1.0 - tanh * tanh) * (inner * outer)
         else:
             gradient *= outer
         tl.store(out + column, gradient.to(out.dtype.element_ty), mask=inside)
+
+
+@_kernel
+def _spread_kernel(
+    x, x_stride, bias, targets, target_logit, column_weight, spread, start, width, inner, outer,
+    CAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    if target != _INACTIVE:
+        ours = tl.load(target_logit + row)
+        sums = tl.zeros([BLOCK], tl.float32)
+        for begin in range(0, width, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            z = _load_logits(x + row * x_stride, bias, column, width, inner, outer, CAPPED, HAS_BIAS) - ours
+            if WEIGHTED:
+                z *= tl.load(column_weight + column, mask=column < width, other=0.0).to(tl.float32)
+            sums += tl.where((column < width) & (column != target - start), z, 0.0)
+        tl.store(spread + row, tl.load(spread + row) + tl.sum(sums, 0))
 
 
 @_kernel
@@ -275,6 +319,7 @@ def reduce_tile(
     reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
+    best: Tensor | None,
     start: int,
     inner: float,
     outer: float,
@@ -284,8 +329,8 @@ def reduce_tile(
     rows, width = x.shape
     _reduce_kernel[(rows,)](
         x, x.stride(0), x if bias is None else bias, targets, reference, total, total if moment is None else moment,
-        start, width, inner, outer,
-        CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None,
+        total if best is None else best, start, width, inner, outer,
+        CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None, HAS_BEST=best is not None,
         BLOCK=_block(width, _REDUCE_BLOCK), num_warps=8,
     )  # fmt: skip
 
@@ -298,6 +343,7 @@ def fold_tile(
     reference: Tensor,
     total: Tensor,
     moment: Tensor | None,
+    best: Tensor | None,
     rescale: Tensor,
     start: int,
     limit: float,
@@ -313,8 +359,8 @@ def fold_tile(
     block = _block(width, WIDEST_FOLD)
     _fold_kernel[(rows,)](
         x, x.stride(0), x if bias is None else bias, targets, out, out.stride(0), reference, total,
-        total if moment is None else moment, rescale, start, width, limit, inner, outer,
-        CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None, BLOCK=block,
+        total if moment is None else moment, total if best is None else best, rescale, start, width, limit, inner, outer,
+        CAPPED=capped, HAS_BIAS=bias is not None, HAS_MOMENT=moment is not None, HAS_BEST=best is not None, BLOCK=block,
         num_warps=16 if block > 4096 else 8,
     )  # fmt: skip
 
@@ -325,10 +371,12 @@ def gradient_tile(
     targets: Tensor,
     reference: Tensor,
     log_total: Tensor,
-    miss: Tensor,
-    grad_logp: Tensor,
+    at_target: Tensor,
+    onto_p: Tensor,
     grad_entropy: Tensor | None,
     entropy: Tensor | None,
+    onto_all: Tensor | None,
+    column_weight: Tensor | None,
     out: Tensor | None,
     start: int,
     inner: float,
@@ -341,10 +389,34 @@ def gradient_tile(
     block = _block(width, _GRADIENT_BLOCK)
     blocks = triton.cdiv(width, block)
     _gradient_kernel[(rows * blocks,)](
-        x, x.stride(0), x if bias is None else bias, targets, reference, log_total, miss, grad_logp,
+        x, x.stride(0), x if bias is None else bias, targets, reference, log_total, at_target, onto_p,
         reference if grad_entropy is None else grad_entropy, reference if entropy is None else entropy,
+        reference if onto_all is None else onto_all, x if column_weight is None else column_weight,
         result, result.stride(0), start, width, blocks, inner, outer,
-        CAPPED=capped, HAS_BIAS=bias is not None, HAS_ENTROPY=grad_entropy is not None, BLOCK=block, num_warps=8,
+        CAPPED=capped, HAS_BIAS=bias is not None, HAS_ENTROPY=grad_entropy is not None, HAS_ALL=onto_all is not None,
+        WEIGHTED=column_weight is not None, BLOCK=block, num_warps=8,
+    )  # fmt: skip
+
+
+def spread_tile(
+    x: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    target_logit: Tensor,
+    column_weight: Tensor | None,
+    spread: Tensor,
+    start: int,
+    inner: float,
+    outer: float,
+    capped: bool,
+) -> None:
+    """Add a tile's logits relative to the target's (see `tiles`)."""
+    rows, width = x.shape
+    _spread_kernel[(rows,)](
+        x, x.stride(0), x if bias is None else bias, targets, target_logit, x if column_weight is None else column_weight,
+        spread, start, width, inner, outer,
+        CAPPED=capped, HAS_BIAS=bias is not None, WEIGHTED=column_weight is not None,
+        BLOCK=_block(width, _REDUCE_BLOCK), num_warps=8,
     )  # fmt: skip
 
 

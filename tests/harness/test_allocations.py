@@ -118,7 +118,7 @@ def test_lines_are_of_the_code_measured_and_name_no_folder() -> None:
     peak: Peak = predict(lambda: grpo.function("pruned", "cpu", **case), context=grpo.target_device("cuda"), device="cuda").peak
     logits = next(one for one in peak.alive if one.dtype == "float32" and one.shape[-1:] == (8192,))
     innermost, caller, *_ = logits.where
-    assert innermost.startswith("frostline/kernels/lm_head/engine.py:") and innermost.endswith(" empty")
+    assert innermost.startswith("frostline/kernels/lm_head/head.py:") and innermost.endswith(" empty")
     assert caller.startswith("frostline/kernels/lm_head/engine.py:") and caller.endswith(" blocks")
     assert not any(str(Path(__file__).parents[2]) in line for one in peak.alive for line in one.where)
 

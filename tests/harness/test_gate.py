@@ -49,7 +49,7 @@ def replace(copy, name: str, before: str, after: str) -> None:
 
 
 def test_a_frozen_weight_whose_gradient_is_computed_again_fails_and_is_named(copy, gate, tmp_path):
-    replace(copy, "kernels/lm_head/logprob.py", "weight or not prune", "True")
+    replace(copy, "kernels/lm_head/autograd.py", "weight or not prune", "True")
     summary = tmp_path / "summary.md"
     done = gate(
         "--base",
@@ -72,7 +72,7 @@ def test_a_frozen_weight_whose_gradient_is_computed_again_fails_and_is_named(cop
     assert json.loads((tmp_path / "j.json").read_text())["exit_code"] == 1
 
 
-STREAM = "    count, width = head.hidden.shape\n    result, known"
+STREAM = "    count, width = head.hidden.shape\n    result, rounded"
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,8 @@ STREAM = "    count, width = head.hidden.shape\n    result, known"
         ),
         pytest.param(
             "kernels/lm_head/known_loss.py",
-            "        head = make_head(hidden, weight, bias, targets, call.transform, call.masked)\n        entropy",
-            "        head = make_head(hidden, weight, bias, targets, call.transform, call.masked)\n"
-            "        ctx.states = hidden.float()\n        entropy",
+            "        ctx.plan = plan",
+            "        ctx.states = hidden.float()\n        ctx.plan = plan",
             r"128\.0 MiB of \[8,192, 4,096\] float32, made by aten\._to_copy at \S+/known_loss\.py:\d+ forward",
             id="a saved tensor kept alive",
         ),
@@ -104,7 +103,7 @@ STREAM = "    count, width = head.hidden.shape\n    result, known"
             "kernels/lm_head/sizes.py",
             "        fused_columns=16896,",
             "        fused_columns=33792,",
-            r"264\.0 MiB of \[4,096, 33,792\] bfloat16, made by aten\.empty at \S+/engine\.py:\d+ empty",
+            r"264\.0 MiB of \[4,096, 33,792\] bfloat16, made by aten\.empty at \S+/head\.py:\d+ empty",
             id="tiles that grew",
         ),
     ],

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.kernels import FusedLinearGRPOLoss, linear_logprob
-from frostline.kernels.lm_head import logprob as logprobs
+from frostline.kernels.lm_head import autograd
 from frostline.kernels.lm_head import rows as chosen_rows
 from frostline.kernels.lm_head.grpo import contributing
 from frostline.kernels.lm_head.policy_options import LOSS_TYPES
@@ -152,7 +152,7 @@ def test_on_a_device(monkeypatch, declared, trained):
     batch, module = Batch(trained=trained), module_of("dapo")
     wanted = batch.run(module)
     monkeypatch.setattr(chosen_rows, "is_readable", lambda _: False)
-    monkeypatch.setattr(logprobs, "is_readable", lambda _: False)
+    monkeypatch.setattr(autograd, "is_readable", lambda _: False)
     assert_same(batch.run(module), wanted)
     with FlopCounterMode(display=False) as counter:
         assert_same(batch.run(module, active_rows=declared), wanted)
@@ -196,7 +196,7 @@ def test_an_upstream_of_zero(monkeypatch, trained, through, dtype):
     for readable in (True, False):
         with monkeypatch.context() as patched:
             if not readable:
-                patched.setattr(logprobs, "is_readable", lambda _: False)
+                patched.setattr(autograd, "is_readable", lambda _: False)
             leaves = [hidden.clone().requires_grad_(), *(t.clone().requires_grad_(trained) for t in (weight, bias))]
             logp = linear_logprob(leaves[0], leaves[1], targets, leaves[2], return_entropy=True)
             with FlopCounterMode(display=False) as counter:

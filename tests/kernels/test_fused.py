@@ -34,7 +34,7 @@ def given(request):
 class Problem:
     """Operands in fp16 (the interpreter's bf16 products are wrong), statistics as earlier tiles left them."""
 
-    def __init__(self, bias, transform, *, moment=False):
+    def __init__(self, bias, transform, *, moment=False, best=False):
         self.hidden = torch.randn(ROWS, HIDDEN).half()
         self.weight = torch.randn(WIDTH, HIDDEN).mul_(HIDDEN**-0.5).half()
         self.targets = torch.randint(START - 300, START + WIDTH + 300, (ROWS,))  # in this slice, before it or after it
@@ -43,11 +43,13 @@ class Problem:
         self.bias, self.scalars = bias, (transform.inner, transform.outer, transform.capped)
         self.reference, self.total = torch.randn(ROWS) * 2, torch.rand(ROWS) * 50
         self.moment = torch.randn(ROWS) if moment else None
+        self.best = torch.stack([torch.randn(ROWS) * 2, torch.zeros(ROWS)]) if best else None  # of a tile before this one
         self.rescale = torch.empty(ROWS)
-        self.workspace = torch.full((workspace_size(ROWS, WIDTH),), float("nan"))
+        self.workspace = torch.full((workspace_size(ROWS, WIDTH, best=best),), float("nan"))
 
     def state(self):
-        return [None if t is None else t.clone() for t in (self.reference, self.total, self.moment, self.rescale)]
+        figures = self.reference, self.total, self.moment, self.best, self.rescale
+        return [None if t is None else t.clone() for t in figures]
 
     @property
     def operands(self):
@@ -61,12 +63,16 @@ class Problem:
 def close(found, wanted, problem, rtol=2e-5, atol=2e-5):
     for ours, theirs in zip(found, wanted, strict=True):
         if ours is not None:
-            torch.testing.assert_close(ours[problem.counted], theirs[problem.counted], rtol=rtol, atol=atol)
+            torch.testing.assert_close(by_row(ours)[problem.counted], by_row(theirs)[problem.counted], rtol=rtol, atol=atol)
+
+
+def by_row(figures):
+    return figures if figures.shape[0] == ROWS else figures.t()
 
 
 @pytest.mark.parametrize("moment, limit", [(False, 6.0), (True, 0.5)], ids=["references stay", "references move"])
 def test_fold(given, moment, limit):
-    problem, results = Problem(*given, moment=moment), []
+    problem, results = Problem(*given, moment=moment, best=moment), []
     if limit == 6.0:
         problem.reference += 9.0
     for way in (fused._InTurn, None):
@@ -75,7 +81,7 @@ def test_fold(given, moment, limit):
         call(*problem.operands, p, *state, problem.workspace, START, limit, *problem.scalars)
         results.append((state, p))
     (wanted, p_wanted), (found, p_found) = results
-    moved = wanted[3][problem.counted] != 1
+    moved = wanted[4][problem.counted] != 1
     assert moved.any() == (limit == 0.5)
     close(found, wanted, problem)
     torch.testing.assert_close(p_found.float(), p_wanted.float(), rtol=2e-3, atol=1e-6)
@@ -84,9 +90,9 @@ def test_fold(given, moment, limit):
 
 @pytest.mark.parametrize("moment, keep", [(False, False), (True, True)])
 def test_reduce(given, moment, keep):
-    problem, results = Problem(*given, moment=moment), []
+    problem, results = Problem(*given, moment=moment, best=moment), []
     for call in (fused._InTurn.reduce_logits, interpreted_op("reduce_logits")):
-        state, x = problem.state()[:3], torch.full((ROWS, 640), float("nan"))[:, :WIDTH] if keep else None
+        state, x = problem.state()[:4], torch.full((ROWS, 640), float("nan"))[:, :WIDTH] if keep else None
         call(*problem.operands, x, *state, problem.workspace, START, *problem.scalars)
         results.append((state, x))
     (wanted, x_wanted), (found, x_found) = results
@@ -97,11 +103,11 @@ def test_reduce(given, moment, keep):
 @pytest.mark.parametrize("with_entropy", [False, True])
 def test_gradient(given, with_entropy):
     problem, results = Problem(*given), []
-    log_total, miss, upstream = 6 + torch.rand(ROWS), torch.rand(ROWS), torch.randn(ROWS)
+    log_total, at_target, onto_p = 6 + torch.rand(ROWS), torch.rand(ROWS), torch.randn(ROWS)
     pair = (torch.randn(ROWS), torch.rand(ROWS) * 5) if with_entropy else (None, None)
     for call in (fused._InTurn.gradient_logits, interpreted_op("gradient_logits")):
         out = torch.full((ROWS, 640), float("nan")).half()[:, :WIDTH]
-        call(*problem.operands, problem.reference, log_total, miss, upstream, *pair, out, START, *problem.scalars)
+        call(*problem.operands, problem.reference, log_total, at_target, onto_p, *pair, out, START, *problem.scalars)
         results.append(out)
     torch.testing.assert_close(results[1].float(), results[0].float(), rtol=4e-3, atol=2e-6)
     assert (results[1][~problem.counted] == 0).all()

@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import linear
 
 from frostline.kernels import linear_logprob
-from frostline.kernels.lm_head import engine, fused, tiles
-from frostline.kernels.lm_head import logprob as logprobs
+from frostline.kernels.lm_head import autograd, engine, fused, tiles
 from frostline.kernels.lm_head import rows as chosen_rows
+from frostline.kernels.lm_head.head import Onto, Wants
 from frostline.kernels.lm_head.plan import Needs, Strategy, make_plan, override
 from frostline.kernels.lm_head.rows import Rows
 from frostline.kernels.lm_head.transform import Transform
@@ -30,7 +30,7 @@ WAYS = ["stream", "recompute", "blocks"]
 def gpu(*, tiles_too=False, **sizes):
     """Every branch and fused kernel of a GPU, and its other kernels where `tiles_too`; nothing is read from the device."""
     with pytest.MonkeyPatch.context() as patched:
-        for module in (chosen_rows, logprobs):
+        for module in (chosen_rows, autograd):
             patched.setattr(module, "is_readable", lambda _: False)
         also = tiles.interpreted() if tiles_too else nullcontext()
         with target_device("cuda"), fused.interpreted(), override(**sizes), also:
@@ -69,14 +69,14 @@ class Head:
     def _in_blocks(self, *, keep):
         """By the plan of a bf16 head: in fp16, which the interpreter multiplies rightly, no loss is formed in the forward."""
         targets = Rows(len(self.targets)).targets(self.targets, len(self.weight))
-        head = logprobs.make_head(self.hidden, self.weight, self.bias, targets, Transform.of(), False)
+        head = autograd.make_head(self.hidden, self.weight, self.bias, targets, Transform.of(), False)
         needs = Needs(hidden=True, weight=True)
-        problem = logprobs.problem_of(head, needs, None, loss_known=True)
+        problem = autograd.problem_of(head, needs, None, Wants(), loss_known=True)
         plan = replace(
             make_plan(replace(problem, dtype=torch.bfloat16)), problem=problem, tile_dtype=torch.float16, keep_tiles=keep
         )
         assert plan.strategy is Strategy.BLOCKS and plan.fused
-        found, gradients, kept = engine.blocks(head, plan, needs, lambda _logp, _entropy, rows: (self.upstream[rows], None))
+        found, gradients, kept = engine.blocks(head, plan, needs, lambda _found, rows: Onto(self.upstream[rows]))
         assert (kept is not None) == keep
         d_weight = engine.weight_gradient(head, plan, kept, torch.tensor(1.0)) if keep else gradients.weight
         return found.logp, gradients.hidden, d_weight
@@ -188,7 +188,7 @@ def test_no_tensor_map_has_a_stride_of_zero():
     """A single row is contiguous to torch whatever its stride."""
     row = torch.randn(8).half().as_strided((1, 8), (0, 1))
     assert row.is_contiguous() and row.stride(0) == 0
-    made = logprobs.make_head(row, row, None, torch.zeros(1).long(), Transform.of(), False)
+    made = autograd.make_head(row, row, None, torch.zeros(1).long(), Transform.of(), False)
     assert made.hidden.stride() == made.weight.stride() == (8, 1) and torch.equal(made.hidden, row)
 
 

@@ -83,13 +83,22 @@ def finished(target, reference, total, moment):
     return reference + everything.log(), ahead - everything.log(), entropy
 
 
-def reduced(tiles, x, bias, transform):
+def reduced(tiles, x, bias, transform, best=None):
     target, reference, total, moment = begun(x, bias, transform)
     for tile in columns():
         tiles.reduce_tile(
-            x[:, tile], part(bias, tile), TARGETS, reference, total, moment, tile.start, *scalars(transform)
+            x[:, tile], part(bias, tile), TARGETS, reference, total, moment, best, tile.start, *scalars(transform)
         )  # fmt: skip
     return target, reference, total, moment
+
+
+def no_best_yet(rows):
+    return torch.stack([torch.full((rows,), -torch.inf), torch.zeros(rows)])
+
+
+def check_best(best, z):
+    torch.testing.assert_close(best[0, COUNTED].double(), z.amax(1)[COUNTED], rtol=1e-5, atol=1e-5)
+    assert best[1, COUNTED].long().tolist() == z.float().argmax(1)[COUNTED].tolist()
 
 
 def test_target_logits(tiles, transform, bias):
@@ -104,9 +113,12 @@ def test_target_logits(tiles, transform, bias):
 def test_reduce(tiles, transform, bias):
     x = torch.randn(len(TARGETS), VOCAB) * 5
     before = x.clone()
-    _, log_z, logp, entropy, _ = exact(x, bias, transform)
-    found = finished(*reduced(tiles, x, bias, transform))
+    z, log_z, logp, entropy, _ = exact(x, bias, transform)
+    best = no_best_yet(len(x))
+    found = finished(*reduced(tiles, x, bias, transform, best))
     assert torch.equal(x, before)
+    if not (transform.capped and transform.outer <= 1):  # there many logits saturate at the cap in fp32
+        check_best(best, z)
     counted = COUNTED & (TARGETS < VOCAB)
     for ours, theirs in zip(found, (log_z, logp, entropy), strict=True):
         torch.testing.assert_close(ours[counted], theirs[counted], rtol=1e-5, atol=2e-5)
@@ -120,15 +132,18 @@ def test_fold(tiles, transform, bias, dtype, limit, with_moment):
     x[:, SPLIT:] += 4  # the second tile exceeds the first, by more than the smaller limit
     z, log_z, logp, entropy, slope = exact(x, bias, transform)
     target, reference, total, moment = begun(x, bias, transform)
+    best = no_best_yet(len(x)) if with_moment else None
     rescale, probabilities = torch.full((len(x),), float("nan")), torch.empty(len(x), 0, dtype=torch.float64)
     for tile in columns():
         scratch = x[:, tile].clone()
         p = None if dtype is None else torch.empty(scratch.shape, dtype=dtype)
         tiles.fold_tile(
-            scratch, part(bias, tile), TARGETS, p, reference, total, moment if with_moment else None, rescale,
-            tile.start, limit, *scalars(transform),
+            scratch, part(bias, tile), TARGETS, p, reference, total, moment if with_moment else None, best,
+            rescale, tile.start, limit, *scalars(transform),
         )  # fmt: skip
         probabilities = torch.cat([probabilities * rescale.double()[:, None], (scratch if p is None else p).double()], 1)
+    if best is not None and not (transform.capped and transform.outer <= 1):
+        check_best(best, z)
     counted = COUNTED & (TARGETS < VOCAB)
     found = finished(target, reference, total, moment)
     for ours, theirs in list(zip(found, (log_z, logp, entropy), strict=True))[: 3 if with_moment else 2]:
@@ -142,33 +157,63 @@ def test_fold(tiles, transform, bias, dtype, limit, with_moment):
     assert rescale[~COUNTED].tolist() == [1.0] and (probabilities[~COUNTED] == 0).all()
 
 
-@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("beside", ["nothing", "entropy", "all", "all, weighted"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_gradient(tiles, transform, bias, dtype, with_entropy):
+def test_gradient(tiles, transform, bias, dtype, beside):
     x = torch.randn(len(TARGETS), VOCAB) * 3
     z, log_z, _, entropy, slope = exact(x, bias, transform)
-    grad_logp, grad_entropy = torch.randn(len(x)), torch.randn(len(x))
+    at_target, onto_p, grad_entropy, onto_all = torch.randn(4, len(x))
+    column_weight = torch.rand(VOCAB) if beside == "all, weighted" else None
     p = torch.exp(z - log_z[:, None])
-    one_hot = torch.zeros(len(x), VOCAB + 1, dtype=torch.float64).scatter_(1, TARGETS.clamp(min=0)[:, None], 1.0)[:, :VOCAB]
-    wanted = grad_logp[:, None] * (one_hot - p)
-    if with_entropy:
+    one_hot = torch.zeros(len(x), VOCAB + 1, dtype=torch.bool).scatter_(1, TARGETS.clamp(min=0)[:, None], True)[:, :VOCAB]
+    wanted = torch.where(one_hot, at_target[:, None].double(), onto_p[:, None] * p)
+    if beside == "entropy":
         wanted -= grad_entropy[:, None] * p * (p.log() + entropy[:, None])
+    if beside.startswith("all"):
+        wanted += onto_all[:, None] * (1 if column_weight is None else column_weight)
     wanted = wanted * slope
     wanted[~COUNTED] = 0
     x[~COUNTED] = float("nan")
-    pair = (grad_entropy, entropy.float()) if with_entropy else (None, None)
+    pair = (grad_entropy, entropy.float()) if beside == "entropy" else (None, None)
     reference = z.amax(1).float()
-    miss = 1 - p.gather(1, TARGETS.clamp(0, VOCAB - 1)[:, None])[:, 0].float()
     for tile in columns():
         scratch = x[:, tile].clone()
         out = None if dtype is None else torch.empty(scratch.shape, dtype=dtype)
+        every = onto_all if beside.startswith("all") else None, part(column_weight, tile)
         tiles.gradient_tile(
-            scratch, part(bias, tile), TARGETS, reference, (log_z - reference.double()).float(), miss, grad_logp, *pair, out,
-            tile.start, *scalars(transform),
+            scratch, part(bias, tile), TARGETS, reference, (log_z - reference.double()).float(), at_target, onto_p, *pair,
+            *every, out, tile.start, *scalars(transform),
         )  # fmt: skip
         found = (scratch if out is None else out).double()
         torch.testing.assert_close(found, wanted[:, tile], rtol=1e-4 if dtype is None else 2**-7, atol=1e-5)
         assert torch.equal(found[~COUNTED], torch.zeros_like(found[~COUNTED]))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_spread(tiles, transform, bias, weighted):
+    x = torch.randn(len(TARGETS), VOCAB) * 3
+    z = exact(x, bias, transform)[0]
+    x[~COUNTED] = float("nan")
+    target, column_weight = begun(x, bias, transform)[0], torch.rand(VOCAB) if weighted else None
+    spread = torch.zeros(len(x))
+    for tile in columns():
+        tiles.spread_tile(
+            x[:, tile], part(bias, tile), TARGETS, target, part(column_weight, tile), spread, tile.start, *scalars(transform)
+        )
+    wanted = ((z - target.double()[:, None]) * (torch.ones(VOCAB) if column_weight is None else column_weight)).sum(1)
+    counted = COUNTED & (TARGETS < VOCAB)
+    torch.testing.assert_close(spread[counted].double(), wanted[counted], rtol=1e-5, atol=1e-2)
+    assert (spread[~COUNTED] == 0).all()
+
+
+def test_the_first_of_equal_columns_is_the_best(tiles):
+    x = torch.randn(len(TARGETS), VOCAB).clamp(max=1.0)
+    x[:, [5, 600, 650, 720]] = 2.0
+    x[1, 5], x[2, [5, 600, 650]] = 0.0, 0.0
+    x[4] = -torch.inf
+    best = no_best_yet(len(x))
+    reduced(tiles, x, None, Transform(), best)
+    assert best[1, COUNTED].tolist() == [5, 600, 720, 0, 5]
 
 
 def test_rescale(tiles):
@@ -227,4 +272,6 @@ def test_a_tile_too_wide_to_fold_is_refused():
 
     state = [torch.empty(1) for _ in range(2)]
     with pytest.raises(ValueError, match="at most 32768"):
-        tiles_triton.fold_tile(torch.empty(1, 32769), None, TARGETS[:1], None, *state, None, state[0], 0, 40.0, 1.0, 1.0, False)
+        tiles_triton.fold_tile(
+            torch.empty(1, 32769), None, TARGETS[:1], None, *state, None, None, state[0], 0, 40.0, 1.0, 1.0, False
+        )

@@ -33,13 +33,20 @@ def test_every_op_declares_its_traffic():
 def test_a_tile_in_memory():
     x, row, targets = empty(ROWS, WIDTH), empty(ROWS), empty(ROWS, dtype=torch.int64)
     tile, fp32_row = 4 * ROWS * WIDTH, 4 * ROWS
-    assert moved(tiles.reduce_tile, x, None, targets, row, row, None, 0, *SCALARS) == tile + 8 * ROWS + 4 * fp32_row
+    assert moved(tiles.reduce_tile, x, None, targets, row, row, None, None, 0, *SCALARS) == tile + 8 * ROWS + 4 * fp32_row
     # fp32 logits in, bf16 probabilities out; reference, total and moment in and out, rescale out
-    given = (x, empty(WIDTH), targets, narrow(ROWS, WIDTH), row, row, row, row, 0, 40.0, *SCALARS)
+    given = (x, empty(WIDTH), targets, narrow(ROWS, WIDTH), row, row, row, None, row, 0, 40.0, *SCALARS)
     assert moved(tiles.fold_tile, *given) == tile + tile // 2 + 4 * WIDTH + 8 * ROWS + 6 * fp32_row + fp32_row
     # over the logits themselves
-    given = (x, None, targets, row, row, row, row, None, None, None, 0, *SCALARS)
+    given = (x, None, targets, row, row, row, row, None, None, None, None, None, 0, *SCALARS)
     assert moved(tiles.gradient_tile, *given) == 2 * tile + 8 * ROWS + 4 * fp32_row
+    # the class weights are read as well, and the best column with its value is read and written
+    given = (x, None, targets, row, row, row, row, None, None, row, empty(WIDTH), None, 0, *SCALARS)
+    assert moved(tiles.gradient_tile, *given) == 2 * tile + 8 * ROWS + 5 * fp32_row + 4 * WIDTH
+    given = (x, None, targets, row, row, None, empty(2, ROWS), 0, *SCALARS)
+    assert moved(tiles.reduce_tile, *given) == tile + 8 * ROWS + 8 * fp32_row
+    given = (x, None, targets, row, empty(WIDTH), row, 0, *SCALARS)
+    assert moved(tiles.spread_tile, *given) == tile + 8 * ROWS + 3 * fp32_row + 4 * WIDTH
 
 
 def test_rows_of_the_weight_that_are_picked():
@@ -59,9 +66,9 @@ def test_a_tile_that_is_made_in_its_product():
     hidden, weight, targets, row = narrow(ROWS, H), narrow(WIDTH, H), empty(ROWS, dtype=torch.int64), empty(ROWS)
     operands, workspace = 2 * (ROWS + WIDTH) * H, empty(3 * ROWS * 2 + 1)
     partials = 2 * 2 * ROWS * 2 * 4  # a maximum and a sum of two column tiles, written and read
-    given = (hidden, weight, None, targets, narrow(ROWS, WIDTH), row, row, None, row, workspace, 0, 40.0, *SCALARS)
+    given = (hidden, weight, None, targets, narrow(ROWS, WIDTH), row, row, None, None, row, workspace, 0, 40.0, *SCALARS)
     assert moved(fused.fold_logits, *given) == operands + 2 * ROWS * WIDTH + (8 + 4 + 16) * ROWS + partials
-    given = (hidden, weight, None, targets, empty(ROWS, WIDTH), row, row, None, workspace, 0, *SCALARS)
+    given = (hidden, weight, None, targets, empty(ROWS, WIDTH), row, row, None, None, workspace, 0, *SCALARS)
     assert moved(fused.reduce_logits, *given) == operands + 4 * ROWS * WIDTH + (8 + 16) * ROWS + partials
     given = (hidden, weight, None, targets, row, row, row, row, None, None, narrow(ROWS, WIDTH), 0, *SCALARS)
     assert moved(fused.gradient_logits, *given) == operands + 2 * ROWS * WIDTH + (8 + 16) * ROWS

@@ -1,0 +1,79 @@
+"""What a user of cross entropy can get wrong, said in one line: the argument, what was given and what was wanted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cross_entropy_reference import Problem
+
+from frostline.kernels import FusedLinearCrossEntropyLoss, linear_cross_entropy
+
+WIDTH, VOCAB = 12, 300
+NUMBERS = [
+    ({"reduction": "median"}, ValueError, "reduction: got 'median', wanted one of mean, sum, none"),
+    ({"reduction": None}, ValueError, "reduction: got None"),
+    ({"label_smoothing": -0.1}, ValueError, "label_smoothing: got -0.1, wanted a number from 0 to 1"),
+    ({"label_smoothing": 1.5}, ValueError, "label_smoothing: got 1.5"),
+    ({"label_smoothing": float("nan")}, ValueError, "label_smoothing: got nan"),
+    ({"label_smoothing": True}, ValueError, "label_smoothing: got True"),
+    ({"lse_square_scale": float("inf")}, ValueError, "lse_square_scale: got inf, wanted a finite number"),
+    ({"lse_square_scale": "1e-4"}, ValueError, "lse_square_scale: got '1e-4'"),
+    ({"softcap": 0.0}, ValueError, "softcap: got 0.0, wanted a positive number"),
+    ({"softcap": -30.0}, ValueError, "softcap: got -30.0"),
+    ({"logit_scale": float("inf")}, ValueError, "logit_scale: got inf"),
+    ({"logit_scale": None}, ValueError, "logit_scale: got None"),
+    ({"accum_dtype": torch.int32}, TypeError, "accum_dtype: got torch.int32, wanted a floating dtype"),
+    ({"memory_budget": 0}, ValueError, "memory_budget: got 0, wanted a positive number of bytes"),
+    ({"memory_budget": "1GiB"}, ValueError, "memory_budget: got '1GiB'"),
+]
+TENSORS = [
+    ({"weight": torch.randn(VOCAB, WIDTH + 1)}, ValueError, "hidden: got shape"),
+    ({"weight": torch.randn(VOCAB, WIDTH).bfloat16()}, TypeError, "weight: got torch.bfloat16, wanted torch.float32"),
+    ({"weight": torch.nn.Linear(WIDTH, VOCAB)}, TypeError, "weight: got Linear, wanted a tensor"),
+    ({"weight": torch.empty(0)}, RuntimeError, "weight: got shape .* empty storage"),
+    ({"bias": torch.randn(VOCAB + 1)}, ValueError, r"bias: got shape \(301,\), wanted \(300,\)"),
+    ({"targets": torch.zeros(3, 7).long()}, ValueError, r"targets: got shape \(3, 7\), wanted \(3, 6\)"),
+    ({"targets": torch.zeros(3, 6)}, TypeError, "targets: got torch.float32, wanted an integer"),
+    ({"targets": torch.full((3, 6), VOCAB)}, ValueError, "targets: got 300 in row 0, wanted 0 to 299"),
+    ({"targets": torch.full((3, 6), -1)}, ValueError, "targets: got -1 in row 0"),
+    ({"hidden": torch.zeros(3, 6, WIDTH).long()}, TypeError, "hidden: got torch.int64"),
+    ({"hidden": torch.zeros(3, 6, WIDTH, device="meta")}, ValueError, "weight: got device cpu, wanted meta"),
+    ({"ce_weight": torch.ones(VOCAB - 1)}, ValueError, r"ce_weight: got shape \(299,\), wanted \(300,\)"),
+    ({"ce_weight": torch.ones(VOCAB).long()}, TypeError, "ce_weight: got torch.int64, wanted a tensor of a floating dtype"),
+    ({"ce_weight": [1.0] * VOCAB}, TypeError, "ce_weight: got list"),
+    ({"ce_weight": torch.ones(VOCAB, device="meta")}, ValueError, "ce_weight: got device meta, wanted cpu"),
+    ({"active_rows": 19}, ValueError, "active_rows: got 19, wanted a count from 0 to 18"),
+    ({"active_rows": 3}, ValueError, "active_rows: got 3, wanted 18"),
+    ({"active_rows": 4.5}, ValueError, "active_rows: got 4.5"),
+]
+
+
+@pytest.mark.parametrize("changes, error, words", [*NUMBERS, *TENSORS])
+def test_errors_name_the_argument(changes, error, words):
+    problem = Problem()
+    given = {"hidden": problem.hidden, "weight": problem.weight, "targets": problem.targets, "bias": problem.bias}
+    with pytest.raises(error, match=words):
+        linear_cross_entropy(**given | changes)
+
+
+@pytest.mark.parametrize("changes, error, words", NUMBERS)
+def test_the_module_refuses_numbers_when_it_is_made(changes, error, words):
+    with pytest.raises(error, match=words):
+        FusedLinearCrossEntropyLoss(**changes)
+
+
+def test_a_freed_storage_is_refused():
+    """FSDP frees a parameter's storage between uses and keeps its shape."""
+    problem = Problem()
+    problem.weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"weight: got shape .* gather it first"):
+        linear_cross_entropy(problem.hidden, problem.weight, problem.targets)
+
+
+@pytest.mark.parametrize("accum_dtype", [None, torch.float32, torch.bfloat16])
+def test_the_accumulators_dtype_is_taken_without_effect(accum_dtype):
+    problem = Problem((64,), dtype=torch.bfloat16)
+    wanted = problem.ours()
+    found = problem.ours(accum_dtype=accum_dtype)
+    for name, value in wanted.numbers().items():
+        assert torch.equal(value, found.numbers()[name]), name
