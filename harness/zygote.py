@@ -113,6 +113,10 @@ class Zygote:
             for package, later in IMPORTED_LATER.items():
                 for name in later if package in sys.modules else ():
                     importlib.import_module(name)
+            if request.get("predicting") and "torch" in sys.modules:
+                from frostline.harness.cost import load_shapes
+
+                load_shapes()
         except Exception as error:
             traceback.print_exc()
             return f"{type(error).__name__}: {error}".splitlines()[0][:500]
