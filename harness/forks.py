@@ -50,6 +50,7 @@ class Zygote:
         hash_seed: int,
         timeout_s: float,
         python: Interpreter = OWN,
+        predicting: bool = False,
     ) -> None:
         """Start it.
 
@@ -60,6 +61,7 @@ class Zygote:
             hash_seed: of Python's hashing, the same in all of its copies.
             timeout_s: the longest that it may take to import the suite.
             python: the interpreter that it runs in.
+            predicting: whether its copies are to predict: what that takes is imported as well.
         """
         self._timeout_s, self._ready, self._pending = timeout_s, False, b""
         self._control, theirs = socket.socketpair()
@@ -76,7 +78,8 @@ class Zygote:
         theirs.close()
         os.close(output)
         self._tail = Tail(own_output)
-        self._send({"suite": suite, "path": None if path is None else str(path), "targets": list(targets)})
+        where = None if path is None else str(path)
+        self._send({"suite": suite, "path": where, "targets": list(targets), "predicting": predicting})
 
     @property
     def pid(self) -> int:

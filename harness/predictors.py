@@ -1,24 +1,30 @@
 """The processes that predict. What one of them costs is its start, so they are few: nothing that could disturb others runs.
 
-Each source has processes of its own, and in these all of its implementations, case after case. One that failed is replaced, so
-that what it did to its process reaches no other case. `planned_early` has them at work while the command is still planning.
+Each source has processes of its own, and in these all of its implementations, case after case: a process stays with one of
+them while there is work of it, since what an implementation imports may take longer than its cases. One that failed is
+replaced, so that what it did to its process reaches no other case. `planned_early` has them at work while the command plans.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from frostline.harness.describe import Request, plan_run
 from frostline.harness.device import usable_cores
-from frostline.harness.isolation import Ended, Process
+from frostline.harness.forks import Refused, Stale, Zygote
+from frostline.harness.isolation import Ended, Launch, Process, spawn
 from frostline.harness.launch import process_of
 from frostline.harness.plan import Plan
 from frostline.harness.rounds import Run
 from frostline.harness.side import Side, Source
+from frostline.harness.zygote import TASKS
 from frostline.results.devices import find_device
 from frostline.results.record import Case, Status, UsageError
 
@@ -28,20 +34,39 @@ MOST = 4  # processes of a source: each takes half a GiB
 
 
 @dataclass
+class _Work:
+    """A prediction to be made."""
+
+    side: Side
+    case: Case
+    done: Future[Run] = field(default_factory=Future)
+
+
+@dataclass
 class _Team:
-    """The processes of a source. A thread asks one of them at a time."""
+    """The processes of a source, idle ones with the position that they served last, and the work that waits, by position."""
 
     pool: ThreadPoolExecutor
-    idle: list[Process] = field(default_factory=list)
+    idle: list[tuple[Process, int]] = field(default_factory=list)
     started: list[Process] = field(default_factory=list)
+    waiting: dict[int, deque[_Work]] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+
+    def take(self, last: int) -> _Work:
+        """What a process does next: of the implementation that it has imported, else of one that none has, else of the rest."""
+        left = [position for position, works in self.waiting.items() if works]
+        untouched = [position for position in left if position not in self.begun]
+        position = last if last in left else (untouched or left)[0]
+        self.begun.add(position)
+        return self.waiting[position].popleft()
 
 
 @contextmanager
 def planned_early(request: Request, device: str | None = None) -> Iterator[tuple[Plan, list[Process]]]:
     """The plan of a request, and as many processes of the installed source as will predict.
 
-    One of them is asked for the plan, and all are told to load what predicting needs; the replies to that stand out, and
-    `Predictors` takes them.
+    Where that can be, they are copies of one that has imported the suite and what predicting needs. Else each is told to import
+    that, and the replies stand out: `Predictors` takes them.
 
     Args:
         request: what was asked for.
@@ -51,22 +76,40 @@ def planned_early(request: Request, device: str | None = None) -> Iterator[tuple
         UsageError: as `plan_run`, or no such device.
     """
     capability = None if device is None else find_device(device).capability
-    cores = usable_cores()
-    processes = [
-        Process(path=None, targets=(), device="cpu", seed=0, threads=cores, timeout_s=PREPARE_TIMEOUT_S, python=request.python)
-        for _ in range(min(MOST, cores))
-    ]
-    try:
-        prepare: dict[str, object] = {"do": "prepare", "suite": request.suite}
-        for process in processes[1:]:
-            process.tell(prepare)
+    with _ready(request) as processes:
         plan = plan_run(request, processes[0])
         if capability is not None:
             plan = replace(plan, selection={**plan.selection, CAPABILITY: list(capability)})
-        processes[0].tell(prepare)
+        processes[0].tell(_prepare(request))
         yield plan, processes
-    finally:
-        close_processes(processes)
+
+
+@contextmanager
+def _ready(request: Request) -> Iterator[list[Process]]:
+    """The processes, all but the first told to prepare."""
+    cores, processes = usable_cores(), list[Process]()
+    given: dict[str, Any] = {"path": None, "targets": (), "timeout_s": PREPARE_TIMEOUT_S, "python": request.python}
+    with ExitStack() as stack:
+        stack.callback(lambda: close_processes(processes))
+        launch: Launch = spawn
+        if TASKS.is_dir():
+            zygote = Zygote(suite=request.suite, hash_seed=0, predicting=True, **given)
+            stack.callback(zygote.close)
+            launch = zygote.fork
+        for _ in range(min(MOST, cores)):
+            start = partial(Process, device="cpu", seed=0, threads=cores, **given)
+            try:
+                processes.append(start(launch=launch))
+            except (Refused, Stale):  # also where the suite cannot be loaded: a new interpreter says why
+                launch = spawn
+                processes.append(start())
+        for process in processes[1:]:
+            process.tell(_prepare(request))
+        yield processes
+
+
+def _prepare(request: Request) -> dict[str, object]:
+    return {"do": "prepare", "suite": request.suite}
 
 
 def close_processes(processes: Sequence[Process]) -> None:
@@ -91,7 +134,7 @@ class Predictors:
         threads = max(1, min(MOST, usable_cores()) // len(sources))
         self._unanswered = set(early)
         self._teams = {
-            identity: _Team(ThreadPoolExecutor(threads), [] if source.path else list(early)[:threads])
+            identity: _Team(ThreadPoolExecutor(threads), [] if source.path else [(one, -1) for one in early][:threads])
             for identity, source in sources.items()
         }
 
@@ -105,38 +148,57 @@ class Predictors:
 
     def predict_all(self) -> Iterator[tuple[Case, list[Run]]]:
         """Every case with a run for each of its sides, in the plan's order. Never raises for what the measured code does."""
-        asked = [(case, [self._submit(side, case) for side in self._plan.sides_of(case)]) for case in self._plan.cases]
-        for case, futures in asked:
-            yield case, [future.result() for future in futures]
+        asked = [(case, self._plan.sides_of(case)) for case in self._plan.cases]
+        runs = self.submit([(side, case) for case, sides in asked for side in sides])
+        for case, sides in asked:
+            yield case, [next(runs).result() for _ in sides]
 
-    def _submit(self, side: Side, case: Case) -> Future[Run]:
-        return self._teams[side.source.identity].pool.submit(self._predict, side, case)
+    def submit(self, asked: Sequence[tuple[Side, Case]]) -> Iterator[Future[Run]]:
+        """Predictions to come, in the order asked for. They never raise for what the measured code does."""
+        works = [_Work(side, case) for side, case in asked]
+        with self._lock:
+            for work in works:
+                self._teams[work.side.source.identity].waiting.setdefault(work.side.position, deque()).append(work)
+        for work in works:
+            team = self._teams[work.side.source.identity]
+            team.pool.submit(self._serve, team)
+        return iter([work.done for work in works])
 
-    def _predict(self, side: Side, case: Case) -> Run:
-        process = self._process(side)
-        run = Run(side, process)
-        run.attempt("predict", **_request(side.source, self._plan, case, side.implementation))
+    def _serve(self, team: _Team) -> None:
+        """Do one piece of a team's work: which one depends on the process that is idle."""
+        with self._lock:
+            process, last = team.idle.pop() if team.idle else (None, -1)
+            work = team.take(last)
+        try:
+            process = self._answering(process) or self._start(team, work.side)
+            work.done.set_result(self._predict(process, team, work))
+        except BaseException as error:
+            work.done.set_exception(error)
+
+    def _predict(self, process: Process, team: _Team, work: _Work) -> Run:
+        run = Run(work.side, process)
+        run.attempt("predict", **_request(work.side.source, self._plan, work.case, work.side.implementation))
         run.prove()
         if run.live or run.status is Status.SKIPPED:
-            self._teams[side.source.identity].idle.append(process)
+            with self._lock:
+                team.idle.append((process, work.side.position))
         else:
             process.close()
         return run
 
-    def _process(self, side: Side) -> Process:
-        """An idle one, or a new one: there are as many threads as may be at work."""
-        team = self._teams[side.source.identity]
-        with self._lock:
-            process = team.idle.pop() if team.idle else None
-        if process in self._unanswered:
+    def _answering(self, process: Process | None) -> Process | None:
+        """A process, once it has prepared itself; None where it could not: another one tells why, with a case to its name."""
+        if process in self._unanswered and process is not None:
             self._unanswered.discard(process)
             try:
                 process.answer()
-            except (Ended, UsageError):  # another process will tell why, with a case to its name
-                process = None
-        if process is None:
-            process = process_of(side, self._plan, 0)
-            team.started.append(process)
+            except (Ended, UsageError):
+                return None
+        return process
+
+    def _start(self, team: _Team, side: Side) -> Process:
+        process = process_of(side, self._plan, 0)
+        team.started.append(process)
         return process
 
 

@@ -153,12 +153,15 @@ class Worker:
         suite = self._load(request)
         self.device, self.targets = request.get("device", self.device), request.get("targets", self.targets)
         gc.freeze()  # what was imported stays: looking through it before every step would take as long as the step
+        gc.disable()  # and an implementation may import much: the step itself is collected before it runs
         context = _target(suite, self.device, request.get("capability"))
         build = _builder(suite, request, "cpu")
         try:
             cost = predict(build, context=context, device=self.device, traffic=suite.traffic() if suite.traffic else None)
         except UsageError as error:  # a step that asks its data is a result of this case, no mistake of the command's
             raise Explained(str(error)) from error
+        finally:
+            gc.enable()
         if not cost.figures.get(OPERATORS.name, 1):
             raise Explained(
                 "the cost model needs tensors, and the step ran no operator of torch's; "

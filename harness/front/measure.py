@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +31,9 @@ from frostline.harness.front.options import (
 from frostline.harness.front.printing import command_line, deliver, print_session, progress, say_kept
 from frostline.harness.outputs import check_outputs
 from frostline.results.record import UsageError
+
+if TYPE_CHECKING:
+    from frostline.harness.describe import Request
 
 BESIDE_RESUME = ("resume", "db", "markdown", "budget")  # what a session that is finished later may be given anew
 
@@ -178,6 +181,12 @@ def cost(
     measured: Annotated[
         bool, typer.Option("--measure", help="Measure the same peaks and FLOPs here too, and say how far predictions are off.")
     ] = False,
+    fits: Annotated[
+        str | None, typer.Option("--fits", help="A memory like 80GiB: tells the largest size whose peak fits it.")
+    ] = None,
+    axis: Annotated[
+        str | None, typer.Option("--axis", help="The axis whose largest size --fits tells; by default seq_len.")
+    ] = None,
     db: DbOption = DEFAULT_DB,
     markdown: MarkdownOption = None,
 ) -> None:
@@ -186,6 +195,13 @@ def cost(
 
     check_outputs({"--markdown": markdown})
     request = make_request(suite, preset, settings, implementations, device=target)
+    if fits is not None:
+        if measured or detail:
+            raise UsageError("--fits tells sizes alone: leave out --measure and --detail")
+        _fits(request, device, fits, axis, markdown)
+        return
+    if axis is not None:
+        raise UsageError(f"--axis {axis}: says of which axis --fits tells the largest size; add --fits 80GiB")
     with planned_early(request, device) as (plan, early):
         from frostline.harness import commands
         from frostline.results.cost_report import cost_tables
@@ -202,6 +218,23 @@ def cost(
                 tables.append(validation_table(Evidence.load(store, done.session.id)))
             deliver(tables, markdown)
             say_kept(store, done.session.id, markdown)
+
+
+def _fits(request: Request, device: str | None, memory: str, axis: str | None, markdown: Path | None) -> None:
+    """Print what fits. Nothing is stored: the sizes on the way are no cases of a session."""
+    from frostline.harness.planning import parse_bytes
+    from frostline.harness.predictors import planned_early
+
+    limit = parse_bytes(memory, "--fits")
+    with planned_early(request, device) as (plan, early):
+        from frostline.harness.fitting import Fitting, axis_of, largest_sizes
+        from frostline.results.fits import fits_table
+
+        asked = Fitting.on(device, axis, limit)
+        table = fits_table(largest_sizes(plan, asked, progress(), early), axis_of(plan, axis), limit, asked.notes)
+    show(table)
+    if markdown is not None:
+        markdown.write_text(table.markdown() + "\n")
 
 
 def _nothing_but_resume(context: typer.Context) -> None:

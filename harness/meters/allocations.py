@@ -11,14 +11,13 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from frostline.harness.meters.dispatch import OperatorWatch, node_name
+from frostline.harness.meters.dispatch import OperatorWatch, node_name, operator_name
 from frostline.harness.meters.memory import LiveBytes
 
 Shown: TypeAlias = Callable[[Any, Any, dict[str, Any], Any], None]
@@ -131,7 +130,7 @@ class Ledger(LiveBytes):
 
     def _called(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         self._operators += 1
-        self._running = (str(getattr(operator, "overloadpacket", operator)), node_name())
+        self._running = (operator_name(operator), node_name())
         self._see(result)
         self._running = ("", "")
         if self._shown is not None:
@@ -144,16 +143,18 @@ class Ledger(LiveBytes):
             self._top = (self._operators, *self._running, self._lines())
             self._moment = self._events
 
-    def _found(self, key: int, tensor: Tensor) -> None:
-        shape, dtype = tuple(int(size) for size in tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        self._open_entry(key, Allocation(shape, dtype, 0, *self._running, self._lines(), self._operators))
-
-    def _resize(self, key: int, size: int) -> None:
-        super()._resize(key, size)
-        entry = self._open[key]
-        if entry.allocation.bytes != size:  # a new one, or one that grew or shrank: from now on another size
-            self._close(key)
-            self._open_entry(key, replace(entry.allocation, bytes=size))
+    def _resize(self, key: int, size: int, tensor: Tensor) -> None:
+        super()._resize(key, size, tensor)
+        if key in self._open:
+            before = self._open[key].allocation
+            if before.bytes == size:
+                return
+            self._close(key)  # it grew or shrank: from now on another size
+            allocation = replace(before, bytes=size)
+        else:
+            shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            allocation = Allocation(shape, dtype, size, *self._running, self._lines(), self._operators)
+        self._open_entry(key, allocation)
 
     def _release(self, key: int, reference: object) -> None:
         super()._release(key, reference)
@@ -179,24 +180,34 @@ def _lines() -> tuple[str, ...]:
     found: list[str] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) <= _CALLERS:
-        module = _module(frame)
-        if module.startswith(_HARNESS):
+        name = _FILES.get(frame.f_code.co_filename) or _name_file(frame)
+        if name is _OURS:
             if found:
                 break
-        elif module.split(".")[0] not in _BETWEEN and not frame.f_code.co_filename.startswith("<"):
-            found.append(f"{_file(frame.f_code.co_filename, module)}:{frame.f_lineno} {frame.f_code.co_name}")
+        elif name is not _ON_THE_WAY:
+            found.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
     return tuple(found)
+
+
+_OURS, _ON_THE_WAY = "the harness'", "of those between"
+_FILES: dict[str, str] = {}  # by path: the name of a file of the measured code, or one of the two above
+
+
+def _name_file(frame: FrameType) -> str:
+    """`package/module.py` where the module has its file's name, else the file's name: nothing of where it is installed."""
+    path, module = frame.f_code.co_filename, _module(frame)
+    name = module.replace(".", "/") + ".py" if module.split(".")[-1] == Path(path).stem else Path(path).name
+    if module.startswith(_HARNESS):
+        name = _OURS
+    elif module.split(".")[0] in _BETWEEN or path.startswith("<"):
+        name = _ON_THE_WAY
+    if not path.startswith("<"):  # `<string>` is many files
+        _FILES[path] = name
+    return name
 
 
 def _module(frame: FrameType) -> str:
     """The name of a frame's module, also where that was run as a program (`python -m`)."""
     spec = frame.f_globals.get("__spec__")
     return str(getattr(spec, "name", None) or frame.f_globals.get("__name__", ""))
-
-
-@lru_cache(maxsize=1024)
-def _file(path: str, module: str) -> str:
-    """`package/module.py` where the module has its file's name, else the file's name: nothing of where it is installed."""
-    file = Path(path)
-    return module.replace(".", "/") + ".py" if module.split(".")[-1] == file.stem else file.name

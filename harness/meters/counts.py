@@ -26,7 +26,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from frostline.harness.declare import Step
-from frostline.harness.meters.dispatch import OperatorWatch, node_name, tensors_in
+from frostline.harness.meters.dispatch import OperatorWatch, node_name, operator_name, tensors_in
 from frostline.harness.meters.traffic import least_bytes
 from frostline.results.record import FLOPS, OPERATORS
 
@@ -122,6 +122,16 @@ class Call:
 _ADDED_TO = (torch.ops.aten.addmm, torch.ops.aten.baddbmm, torch.ops.aten.addbmm, torch.ops.aten.addmv)
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What is to be counted of an operator: its name, FLOPs and declared bytes by arguments, whether it adds to the first."""
+
+    name: str
+    formula: Callable[..., int] | None
+    declared: Callable[..., int] | None
+    adds: bool
+
+
 class Tally:
     """Counts operators as they pass: hand `seen` to an `OperatorWatch` as its `call`.
 
@@ -135,21 +145,28 @@ class Tally:
         own = {**FORMULAS, **(formulas or {})}
         self._formulas = {operator: shape_wrapper(formula) for operator, formula in own.items()}
         self._traffic = dict(traffic or {})
+        self._known: dict[Any, _Known] = {}
         self._calls: dict[tuple[str, str, int, int, bool], int] = {}
         self.products_in: set[str] = set()  # "forward", "backward": where there were matrix products
 
     def seen(self, operator: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Count one call."""
-        packet = getattr(operator, "overloadpacket", operator)
-        formula = self._formulas.get(packet) or flop_registry.get(packet)
-        flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
-        declared = self._traffic.get(packet)
+        known = self._known.get(operator) or self._look_up(operator)
+        flops = 0 if known.formula is None else int(known.formula(*args, **kwargs, out_val=result))
+        declared = known.declared
         moved = least_bytes(operator, args, kwargs, result) if declared is None else declared(*args, **kwargs)
-        factors = args[1:] if packet in _ADDED_TO else args
-        key = (str(packet), _dtype_of(factors, kwargs, result), flops, int(moved), declared is not None)
+        dtype = _dtype_of(args[1:] if known.adds else args, kwargs, result)
+        key = (known.name, dtype, flops, int(moved), declared is not None)
         if flops:
             self.products_in.add("backward" if node_name() else "forward")
         self._calls[key] = self._calls.get(key, 0) + 1
+
+    def _look_up(self, operator: Any) -> _Known:
+        packet = getattr(operator, "overloadpacket", operator)
+        formula = self._formulas.get(packet) or flop_registry.get(packet)
+        known = _Known(operator_name(operator), formula, self._traffic.get(packet), packet in _ADDED_TO)
+        self._known[operator] = known
+        return known
 
     @property
     def calls(self) -> list[Call]:
@@ -184,6 +201,9 @@ def count(step: Step, extra_formulas: Formulas | None = None) -> dict[str, float
 def _dtype_of(args: Any, kwargs: dict[str, Any], result: Any) -> str:
     """The dtype of the first floating-point tensor among arguments and results: that of the arithmetic, for a product."""
     for tensor in tensors_in([*args, *kwargs.values(), result]):
-        if tensor.dtype.is_floating_point:
-            return str(tensor.dtype).removeprefix("torch.")
+        if (dtype := tensor.dtype).is_floating_point:
+            return _NAMES.get(dtype) or _NAMES.setdefault(dtype, str(dtype).removeprefix("torch."))
     return ""
+
+
+_NAMES: dict[torch.dtype, str] = {}

@@ -3,7 +3,9 @@
 torch decides by the device of the tensors, below where a dispatch mode could see the function. So a mode for functions asks for
 the kernel by its name. What differs is what the backward keeps: RMSNorm composed saves its input in fp32, and its kernel the
 input as it is (`rms_norm_symint` in ATen/native/layer_norm.cpp takes the kernel on CUDA); dropout composed saves what it
-multiplied by in the dtype of its input, and its kernel a mask of bytes (`dropout` in ATen/native/Dropout.cpp).
+multiplied by in the dtype of its input, and its kernel a mask of bytes (`dropout` in ATen/native/Dropout.cpp). Attention is one
+kernel on either, but CUDA's keeps the state of a random generator as well, used or not: two tensors of some bytes, which take a
+block of the allocator each (`mha_fwd` in ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
 """
 
 from __future__ import annotations
@@ -73,9 +75,37 @@ def _torch_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return _dropout(input, p, train)
 
 
+_FLASH_DTYPES = (torch.float16, torch.bfloat16)
+_FLASH_WIDTH = 256  # of a head, at most; a width that is no multiple of 8 is padded first
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    width = query.shape[-1]
+    alike = all(one.dim() == 4 and one.dtype in _FLASH_DTYPES and one.shape[-1] == width for one in (query, key, value))
+    possible = torch.backends.cuda.flash_sdp_enabled() and alike and not width % 8 and 0 < width <= _FLASH_WIDTH
+    if not possible or attn_mask is not None or enable_gqa or not query.numel() * key.numel():
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    attended: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[
+        0
+    ]
+    return attended
+
+
 _INSTEAD: dict[Any, Callable[..., Any]] = {
     functional.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
     functional.dropout: _dropout,
+    functional.scaled_dot_product_attention: _attention,
     torch.dropout: _torch_dropout,
 }

@@ -15,14 +15,15 @@ a step is called, or figures of fake and of real tensors would differ:
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from frostline.harness.meters.compiler import compiler_is_loaded
 
 # Questions about a tensor, asked as operators by subclasses: they compute nothing and allocate nothing.
 _QUESTIONS = frozenset(
@@ -84,7 +85,7 @@ class OperatorWatch(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         # Nothing can have been compiled where the compiler was not imported; asking for it here would take 2 s.
-        if "torch._dynamo" in sys.modules:
+        if compiler_is_loaded():
             self._stances.append(torch.compiler.set_stance("force_eager"))
             self._stances[-1].__enter__()
         else:
@@ -104,13 +105,9 @@ class OperatorWatch(TorchDispatchMode):
         """Take a composite operator apart, otherwise run it between `before` and `after`."""
         given = kwargs or {}
         if not isinstance(func, HigherOrderOperator):
-            if func.namespace == "prim" or func.overloadpacket in _QUESTIONS:
+            if _is_question(func):
                 return func(*args, **given)
-            if (
-                func not in self._whole
-                and func._can_decompose()
-                and not _has_kernel(func, _device_of((*args, *given.values())))
-            ):
+            if _is_composed(func) and func not in self._whole and not _has_kernel(func, _device_of((*args, *given.values()))):
                 with self:
                     result = func.decompose(*args, **given)
                 if result is not NotImplemented:
@@ -131,6 +128,17 @@ def _device_of(arguments: tuple[Any, ...]) -> str:
     return next((tensor.device.type for tensor in tensors_in(arguments)), "cpu")
 
 
+# What torch knows of an operator stays, and asking it takes longer than a small operator: these are asked once of each.
+@lru_cache(maxsize=4096)
+def _is_question(func: Any) -> bool:
+    return func.namespace == "prim" or func.overloadpacket in _QUESTIONS
+
+
+@lru_cache(maxsize=4096)
+def _is_composed(func: Any) -> bool:
+    return bool(func._can_decompose())
+
+
 @lru_cache(maxsize=4096)
 def _has_kernel(func: Any, device: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C._dispatch_key_for_device(device)))
@@ -142,10 +150,21 @@ def node_name() -> str:
     return "" if node is None else str(node.name())
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+@lru_cache(maxsize=4096)
+def operator_name(operator: Any) -> str:
+    """`aten.mm`, of all overloads."""
+    return str(getattr(operator, "overloadpacket", operator))
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors of an operator's arguments or result: alone, or in lists and tuples (what a schema can hold)."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
+        return [value]
+    found: list[torch.Tensor] = []
+    if isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensors_in(item)
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            elif isinstance(item, (list, tuple)):
+                found += tensors_in(item)
+    return found

@@ -63,7 +63,8 @@ class LiveBytes:
         self.current = 0
         self.peak = 0
         self._block = block
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # of the storages, as they count
+        self._given: dict[int, int] = {}  # and as they are
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         # Arguments are looked at too: a tensor may have been made where no mode sees it (`torch.from_numpy`, another thread).
         self._watch = OperatorWatch(before=self._see, after=self._see)
@@ -81,25 +82,25 @@ class LiveBytes:
 
     def _see(self, value: Any) -> None:
         for tensor in tensors_in(value):
-            if tensor.device.type == "meta" or tensor.layout != torch.strided:
+            if tensor.layout is not torch.strided:
                 continue
             storage = tensor.untyped_storage()
-            key = id(storage)  # stable: torch keeps a storage's Python object for as long as the storage
+            key, size = id(storage), storage.nbytes()  # stable: torch keeps a storage's Python object as long as the storage
+            if self._given.get(key) == size or tensor.device.type == "meta":
+                continue
             if key not in self._alive:
                 self._alive[key] = weakref.ref(storage, partial(self._release, key))
-                self._found(key, tensor)
-            self._resize(key, self._block(storage.nbytes()))
+            self._given[key] = size
+            self._resize(key, self._block(size), tensor)
         self.peak = max(self.peak, self.current)
 
-    def _found(self, key: int, tensor: Tensor) -> None:
-        """A storage that was not known yet, as an operator shows it: for who keeps a record of them."""
-
-    def _resize(self, key: int, size: int) -> None:
+    def _resize(self, key: int, size: int, _tensor: Tensor) -> None:
+        """A storage is new or has another size, as an operator shows it: as the storage of this tensor."""
         self.current += size - self._sizes.get(key, 0)
         self._sizes[key] = size
 
     def _release(self, key: int, _: object) -> None:
-        del self._alive[key]
+        del self._alive[key], self._given[key]
         self.current -= self._sizes.pop(key)
 
 

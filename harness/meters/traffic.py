@@ -7,9 +7,11 @@ that an index picks from, only as much as is picked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,19 +41,24 @@ def least_bytes(operator: Any, args: Any, kwargs: Mapping[str, Any], result: Any
         args, kwargs: its arguments.
         result: what it returned.
     """
-    packet = getattr(operator, "overloadpacket", operator)
-    if packet in _ALLOCATING:
+    known = _known(operator)
+    if known.moves_nothing:
         return 0
-    names, changed = _arguments(operator)
-    given = [*zip(names, args, strict=False), *kwargs.items()] if names else [("", args), *kwargs.items()]
-    read = {key: size for name, value in given if not _only_written(name, packet, changed) for key, size in _extents(value)}
-    written = {key: size for name, value in given if name in changed for key, size in _extents(value)}
-    returned = dict(_extents(result))
-    storages = {storage for storage, _ in read}
-    if not changed and any(storage in storages for storage, _ in returned):
-        return 0  # a view
-    if packet in _AT_PLACES:
-        source = next(iter(_extents(args)))[0]
+    read: _Extents = {}
+    written: _Extents = {}
+    for name, value in (*(zip(known.names, args, strict=False) if known.names else [("", args)]), *kwargs.items()):
+        if name in known.changed:
+            _add(value, written)
+        if name not in known.only_written:
+            _add(value, read)
+    returned: _Extents = {}
+    _add(result, returned)
+    if not known.changed:
+        storages = {storage for storage, _ in read}
+        if any(storage in storages for storage, _ in returned):
+            return 0  # a view
+    if known.at_places:
+        source = _key(tensors_in(args)[0])
         picked = max(size for key, size in {**read, **returned}.items() if key != source)
         for sizes in (read, written):
             if source in sizes:
@@ -60,29 +67,47 @@ def least_bytes(operator: Any, args: Any, kwargs: Mapping[str, Any], result: Any
     return sum(read.values()) + sum({**returned, **written}.values())
 
 
+_Extents: TypeAlias = dict[tuple[int, int], int]  # of tensors, by storage and place in it: the bytes that their elements take
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What an operator's schema tells: the names of its arguments, of those that it changes, and of those only written."""
+
+    names: tuple[str, ...]
+    changed: frozenset[str]
+    only_written: frozenset[str]
+    moves_nothing: bool
+    at_places: bool
+
+
 @lru_cache(maxsize=4096)
-def _arguments(operator: Any) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The names of an operator's arguments, and of those that it changes."""
-    schema = getattr(operator, "_schema", None)
-    if schema is None:
-        return (), frozenset()
-    changed = (one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write)
-    return tuple(one.name for one in schema.arguments), frozenset(changed)
+def _known(operator: Any) -> _Known:
+    packet, schema = getattr(operator, "overloadpacket", operator), getattr(operator, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    changed = frozenset(one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write)
+    return _Known(
+        names=tuple(one.name for one in arguments),
+        changed=changed,
+        only_written=frozenset(name for name in changed if name.startswith("out") or packet in _OVERWRITING),
+        moves_nothing=packet in _ALLOCATING or (getattr(operator, "is_view", False) and not changed),
+        at_places=packet in _AT_PLACES,
+    )
 
 
-def _only_written(name: str, packet: Any, changed: frozenset[str]) -> bool:
-    return name in changed and (name.startswith("out") or packet in _OVERWRITING)
-
-
-def _extents(value: Any) -> Iterator[tuple[tuple[int, int], int]]:
-    """Which tensors there are (storage and place in it), and the bytes that the elements of each take, repeats not counted."""
+def _add(value: Any, to: _Extents) -> None:
+    """Each tensor's bytes, elements that are repeated not counted again."""
     for tensor in tensors_in(value):
-        if tensor.layout == torch.strided:
-            yield (id(tensor.untyped_storage()), int(tensor.storage_offset())), _bytes(tensor)
+        if tensor.layout is torch.strided:
+            to[_key(tensor)] = _bytes(tensor)
+
+
+def _key(tensor: Tensor) -> tuple[int, int]:
+    return id(tensor.untyped_storage()), int(tensor.storage_offset())
 
 
 def _bytes(tensor: Tensor) -> int:
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= size if stride or not size else 1
+    strides, elements = tensor.stride(), tensor.numel()
+    if 0 in strides and elements:
+        elements = math.prod(size for size, stride in zip(tensor.shape, strides, strict=True) if stride)
     return elements * tensor.element_size()

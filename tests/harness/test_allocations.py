@@ -161,3 +161,28 @@ print(torch._dynamo.config.fake_tensor_cache_enabled)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1.0", "True"]
+
+
+def test_a_package_that_only_gets_ready_for_the_compiler_does_not_load_it(tmp_path: Path) -> None:
+    (tmp_path / "ready.py").write_text(
+        "import torch\nimport torch._dynamo.config\n"
+        "@torch._dynamo.disable(recursive=False)\ndef double(x):\n"
+        "    torch._dynamo.maybe_mark_dynamic(x, 0)\n    return x * torch.tensor(2.0)\n"
+    )
+    code = f"""
+import sys, torch
+sys.path.insert(0, {str(tmp_path)!r})
+from frostline.harness.cost import predict
+from frostline.harness.declare import Step
+def build():
+    import ready
+    x = torch.ones(4)
+    return Step(run=lambda: ready.double(x))
+finders = list(sys.meta_path)
+print(predict(build).figures["peak_above_inputs"], "torch._dynamo" in sys.modules, sys.meta_path == finders)
+import ready, torch._dynamo.source
+print(ready.double(torch.ones(4)).sum().item(), torch._dynamo.source.ConstantSource.__module__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["20.0 False True", "8.0 torch._dynamo.source"]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from frostline.harness.cost import predict
+from frostline.suites.grpo import grpo
 
 
 def test_the_command_tells_what_a_figure_is_made_of(frostline: Callable[..., Any], tmp_path: Any) -> None:
@@ -79,3 +83,37 @@ def test_a_suite_without_tensors_is_told_so_in_one_line(frostline: Callable[...,
         "frostline: nothing could be predicted (error: the cost model needs tensors, and the step ran no operator of torch's; "
         "measure it: frostline run, frostline compare)"
     ]
+
+
+def test_the_largest_size_that_fits(frostline: Callable[..., Any], tmp_path: Any) -> None:
+    case = {axis: values[0] for axis, values in grpo.axes.items()} | {
+        "vocab": 4096,
+        "hidden": 256,
+        "dtype": "float32",
+        "batch": 2,
+    }
+
+    def peak(size: int) -> float:
+        assert grpo.target_device is not None
+        build = partial(grpo.function, "torch", "cpu", **case | {"seq_len": size})
+        return predict(build, context=grpo.target_device("cuda"), device="cuda").figures["peak_allocated"]
+
+    options = ["--preset", "small", "--set", "vocab=4096", "--implementations", "torch", "--markdown", tmp_path / "fits.md"]
+    done = frostline("cost", "grpo", *options, "--fits", "1GiB")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|") for line in (tmp_path / "fits.md").read_text().splitlines() if "| torch |" in line]
+    sizes = [int(row[3].replace(",", "")) for row in rows]
+    assert [row[1].strip() for row in rows] == ["frozen", "trainable"]
+    assert peak(sizes[0]) <= 2**30 < peak(sizes[0] + 1)
+    assert sizes[1] <= sizes[0] and not (tmp_path / "frostline.db").exists()
+
+
+def test_what_cannot_be_fitted_is_one_line(frostline: Callable[..., Any]) -> None:
+    for options, said in [
+        (["--fits", "lots"], "--fits: got 'lots', wanted a size like 512MiB"),
+        (["--fits", "1GiB", "--detail"], "--fits tells sizes alone: leave out --measure and --detail"),
+        (["--axis", "batch"], "--axis batch: says of which axis --fits tells the largest size; add --fits 80GiB"),
+        (["--fits", "1GiB", "--axis", "dtype"], "--axis: dtype of grpo is no whole number; vocab, seq_len, batch, hidden are"),
+    ]:
+        done = frostline("cost", "grpo", "--preset", "small", *options)
+        assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -104,15 +105,47 @@ def test_nothing_of_it_is_left_behind() -> None:
     ],
 )
 def test_a_decoder_takes_what_it_took_on_an_h200(side: str, lm_head: str, measured: int) -> None:
-    """Bytes above the inputs of torch 2.11.0+cu130, by `frostline cost cost_model --preset paper --measure`.
-
-    CUDA's attention keeps the state of the random numbers of its dropout besides: two tensors of a few bytes in each layer.
-    """
-    layers = 4
-    case = {"layers": layers, "vocab": 128256, "seq_len": 1024, "batch": 8, "hidden": 2048, "lm_head": lm_head}
+    """Bytes above the inputs of torch 2.11.0+cu130, by `frostline cost cost_model --preset paper --measure`."""
+    case = {"layers": 4, "vocab": 128256, "seq_len": 1024, "batch": 8, "hidden": 2048, "lm_head": lm_head}
     cost = predict(
         lambda: cost_model.function(side, "cpu", **case, dtype="bfloat16", masked=0.0),
         context=target_device("cuda"),
         device="cuda",
     )
-    assert measured - cost.figures["peak_above_inputs"] == layers * 2 * 512
+    assert cost.figures["peak_above_inputs"] == measured
+
+
+def attended(dtype: torch.dtype = torch.bfloat16, width: int = 64, **options: Any) -> Callable[[], Step]:
+    def build() -> Step:
+        query, key, value = (torch.randn(2, 4, 256, width, dtype=dtype, requires_grad=True) for _ in range(3))
+
+        def run() -> Tensor:
+            return functional.scaled_dot_product_attention(query, key, value, **options)
+
+        return Step(run=lambda: run().sum().backward())
+
+    return build
+
+
+def test_attention_keeps_the_state_of_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tensors of 16 and of 8 bytes, each in a block of 512."""
+    for build in (attended(), attended(torch.float16, is_causal=True), attended(scale=0.1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.backends.cuda, "flash_sdp_enabled", lambda: False)
+            without = above(build, "cuda")
+        assert above(build, "cuda") - without == 2 * 512
+        calls = {call.operator: call.flops for call in predict(build, device="cuda").calls if call.flops}
+        product = 2 * 2 * 4 * 256 * 256 * 64
+        assert calls == {
+            "aten._scaled_dot_product_flash_attention": 2 * product,
+            "aten._scaled_dot_product_flash_attention_backward": 5 * product,
+        }
+
+
+@pytest.mark.parametrize(
+    "build",
+    [attended(torch.float32), attended(width=20), attended(attn_mask=None, width=512)],
+    ids=["dtype", "width", "too wide"],
+)
+def test_attention_that_flash_cannot_do_is_left_as_it_is(build: Callable[[], Step]) -> None:
+    assert not any(call.operator == "aten._scaled_dot_product_flash_attention" for call in predict(build, device="cuda").calls)
