@@ -232,9 +232,7 @@ def _fits(request: Request, device: str | None, memory: str, axis: str | None, m
 
         asked = Fitting.on(device, axis, limit)
         table = fits_table(largest_sizes(plan, asked, progress(), early), axis_of(plan, axis), limit, asked.notes)
-    show(table)
-    if markdown is not None:
-        markdown.write_text(table.markdown() + "\n")
+    deliver([table], markdown)
 
 
 def _nothing_but_resume(context: typer.Context) -> None:
