@@ -68,6 +68,7 @@ def problem_of(
     entropy: bool = False,
     group: int = 1,
     gathered_from: int = 0,
+    told_again: bool = False,
 ) -> Problem:
     """The plan's view of a head. `entropy`: whether a gradient goes through it."""
     return Problem(
@@ -77,6 +78,7 @@ def problem_of(
         dtype=head.hidden.dtype,
         needs=needs,
         loss_known=loss_known,
+        loss_told_again=loss_known and told_again,
         entropy=entropy,
         spread=wants.spread,
         best=wants.best,

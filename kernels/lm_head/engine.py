@@ -51,8 +51,8 @@ def stream(head: Head, plan: Plan, upstream: Upstream | None, wants: Wants = _NO
 
     Args:
         head: the rows; blocks of `plan.row_block` are walked.
-        plan: of strategy STREAM. Where it forms the loss's gradient (`Plan.in_forward`) that is rounded to the dtype of
-            `hidden`. Otherwise an upstream is still to come, and it is kept unrounded.
+        plan: of strategy STREAM, or of one that forms this gradient first. Where it forms the loss's gradient here that is
+            rounded to the dtype of `hidden`. Otherwise an upstream is still to come, and it is kept unrounded.
         upstream: what the loss asks of a block of rows, of the log-prob and the log-normaliser alone. None: the unit gradient,
             d logp / d hidden.
         wants: figures of the rows; no gradient goes through them.
@@ -61,7 +61,7 @@ def stream(head: Head, plan: Plan, upstream: Upstream | None, wants: Wants = _NO
         The statistics [N] and the gradient [N, H].
     """
     count, width = head.hidden.shape
-    result, rounded = Statistics.new(head, wants), plan.in_forward
+    result, rounded = Statistics.new(head, wants), plan.in_forward or plan.hidden_first
     gradient = head.empty(count, width, dtype=head.hidden.dtype if rounded else None)
     tiled, accumulator = Walk(head, plan, wants), head.empty(min(plan.row_block, count), width) if rounded else None
     limit = _RESCALE_ABOVE.get(plan.tile_dtype, _RESCALE_ABOVE_DEFAULT)
@@ -148,29 +148,30 @@ def recompute(head: Head, plan: Plan, needs: Needs, statistics: Statistics, onto
     """
     count, width = head.hidden.shape
     onto = onto.map(Tensor.contiguous)  # the gradient of a sum is expanded; tiles read it row by row
-    hidden = head.clean_hidden() if needs.weight else head.hidden
     d_hidden = head.empty(count, width) if needs.hidden else None
     d_weight = torch.empty_like(head.weight, memory_format=torch.contiguous_format) if needs.weight else None
     d_bias = head.empty(head.weight.shape[0]) if needs.bias else None
     tiled, miss = Walk(head, plan, _NOTHING_ELSE, statistics=False), statistics.miss
-    sums = head.empty(plan.vocab_tile, width) if needs.weight and plan.row_block < count else None
+    whole = plan.row_block >= count
+    sums = head.empty(plan.vocab_tile, width) if needs.weight and not whole else None
+    clean = head.clean_hidden() if needs.weight and whole else head.hidden
     for columns in _slices(head.weight.shape[0], plan.vocab_tile):
         d_weight_sum = None if sums is None else sums[: columns.stop - columns.start]
         for rows in _slices(count, plan.row_block):
-            here = onto.rows(rows)
-            tile = tiled.gradient(head.rows(rows), columns, statistics.rows(rows), miss[rows], here)
+            block, here = head.rows(rows), onto.rows(rows)
+            tile = tiled.gradient(block, columns, statistics.rows(rows), miss[rows], here)
             if d_hidden is not None:
                 mm_wide(tile, head.weight[columns], d_hidden[rows], accumulate=columns.start > 0)
             if d_bias is not None:
                 column_sum = tile.sum(0, dtype=head.wide)
                 d_bias[columns] = column_sum if rows.start == 0 else d_bias[columns] + column_sum
             if d_weight_sum is not None:
-                mm_wide(tile.t(), hidden[rows], d_weight_sum, accumulate=rows.start > 0)
+                mm_wide(tile.t(), block.clean_hidden(), d_weight_sum, accumulate=rows.start > 0)
             elif d_weight is not None:
-                mm_rounded(tile.t(), hidden, d_weight[columns])
+                mm_rounded(tile.t(), clean, d_weight[columns])
         if d_weight is not None and d_weight_sum is not None:
             d_weight[columns] = d_weight_sum
-    del tiled, tile, sums, d_weight_sum  # before the hidden gradient is rounded
+    del tiled, tile, sums, d_weight_sum, clean, block  # before the hidden gradient is rounded
     return Gradients(_in_dtype_of(head.hidden, d_hidden), d_weight, _in_dtype_of(head.bias, d_bias))
 
 

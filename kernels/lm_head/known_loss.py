@@ -7,7 +7,7 @@ the backward computes the logits again, unless the caller insists (`LossCall.in_
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -70,7 +70,7 @@ class LossCall:
         loss = self.loss
         problem = problem_of(
             head, needs, self.memory_budget, loss.wants, loss_known=not loss.per_row, entropy=loss.entropy_trained,
-            group=loss.group, gathered_from=self.gathered_from,
+            group=loss.group, gathered_from=self.gathered_from, told_again=not self.in_forward,
         )  # fmt: skip
         return make_plan(problem, in_forward=self.in_forward)
 
@@ -119,8 +119,7 @@ class _LinearLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             if hidden.shape[0] == 0:
                 statistics = Statistics.new(head, loss.wants)
-                found = Gradients(*(None if t is None else torch.zeros_like(t) for t in (hidden, weight, bias)))
-            elif plan.strategy is Strategy.STREAM:
+            elif plan.strategy is Strategy.STREAM or plan.hidden_first:
                 statistics, d_hidden = engine.stream(head, plan, loss.upstream, loss.wants)
                 found = Gradients(d_hidden)
             elif plan.strategy is Strategy.BLOCKS:
@@ -128,8 +127,8 @@ class _LinearLoss(torch.autograd.Function):
             else:
                 statistics = engine.forward_only(head, plan, loss.wants)
             value, metrics = loss.total(statistics)
-        ctx.late = hidden.shape[0] > 0 and plan.strategy is Strategy.RECOMPUTE
-        again = (hidden, weight, bias) if ctx.late or kept is not None else (None,) * 3
+        ctx.empty, ctx.late = hidden.shape[0] == 0, plan.strategy is Strategy.RECOMPUTE
+        again = (hidden, weight, bias) if ctx.empty or ctx.late or kept is not None else (None,) * 3
         known = (statistics.logp, statistics.reference, statistics.log_total, statistics.spread) if ctx.late else (None,) * 4
         # Through save_for_backward: autograd clones what it finds on an attribute when it accumulates it.
         ctx.save_for_backward(*only_wanted(ctx, found), kept, head.targets, *again, *known)
@@ -141,9 +140,13 @@ class _LinearLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         # Always multiplied: asking whether the factor is 1 would stall the device, and what is kept must stay as it is.
         d_hidden, d_weight, d_bias, kept, targets, hidden, weight, bias, *known = ctx.saved_tensors
+        if ctx.empty:
+            zeros = Gradients(*(None if t is None else torch.zeros_like(t) for t in (hidden, weight, bias)))
+            return (*only_wanted(ctx, zeros), None, None)
         if ctx.late:
             head = ctx.call.head(hidden, weight, bias, targets)
-            return (*only_wanted(ctx, _late(ctx, head, known, grad_loss)), None, None)
+            late, first = _late(ctx, head, known, grad_loss), None if d_hidden is None else _scaled(d_hidden, grad_loss)
+            return (*only_wanted(ctx, late if first is None else replace(late, hidden=first)), None, None)
         if d_hidden is not None and not ctx.plan.in_forward:  # unrounded, of each row
             scale = grad_loss.expand(d_hidden.shape[0])
             return scaled_rows(d_hidden, scale, targets, ctx.plan.problem.dtype), None, None, None, None
@@ -165,4 +168,5 @@ def _late(ctx: Any, head: Head, known: list[Tensor], grad_loss: Tensor) -> Gradi
     statistics = Statistics(logp, reference, log_total, spread=spread)
     asked = ctx.call.loss.upstream(statistics, slice(0, logp.shape[0]))
     onto = asked.map(lambda values: head.only_active(values * grad_loss))
-    return recomputed(head, ctx.plan, ctx.needs, statistics, onto)
+    needs = replace(ctx.needs, hidden=ctx.needs.hidden and not ctx.plan.hidden_first)
+    return recomputed(head, ctx.plan, needs, statistics, onto)

@@ -104,20 +104,29 @@ def _stream(sizes: _Sizes) -> list[int]:
     """The pass, with what it keeps; its backward, with the kept gradient and its scaled copy; the gather's backward."""
     formed = sizes.plan.in_forward
     kept = sizes.d_hidden if formed else sizes.wide_hidden
-    work = sizes.statistics_tile() + sizes.tile + (sizes.wide_block if formed else 0) + sizes.slab
-    return [sizes.gathered + kept + work, kept + sizes.d_hidden, sizes.spreading()]
+    return [_streaming(sizes, kept, formed), kept + sizes.d_hidden, sizes.spreading()]
+
+
+def _streaming(sizes: _Sizes, kept: int, rounded: bool) -> int:
+    """The pass of `engine.stream`, beside the hidden gradient that it makes."""
+    return sizes.gathered + kept + sizes.statistics_tile() + sizes.tile + rounded * sizes.wide_block + sizes.slab
 
 
 def _recompute(sizes: _Sizes) -> list[int]:
-    """The second pass; the hidden gradient rounded at its end; the gather's backward."""
+    """The first pass, where it forms the hidden gradient; the second; what its end rounds or scales; the gather's backward."""
     plan, problem = sizes.plan, sizes.plan.problem
     logits = 0 if plan.fused else sizes.statistics_tile()
     one_block, tile = sizes.block >= problem.rows, plan.vocab_tile * problem.hidden * sizes.wide
     weight_tile = problem.needs.weight * (_product_workspace(plan) if one_block else tile)
     bias = problem.needs.bias * (problem.vocab + 2 * plan.vocab_tile) * sizes.wide
-    common = sizes.gathered + sizes.clean + sizes.d_weight + sizes.wide_hidden + bias
+    clean = sizes.clean if one_block else sizes.clean * sizes.block // max(problem.rows, 1)
+    common = sizes.gathered + sizes.d_weight + bias
+    work = logits + sizes.tile + weight_tile + clean + sizes.slab
+    if plan.hidden_first:
+        first = _streaming(sizes, sizes.d_hidden, rounded=True)
+        return [first, common + sizes.d_hidden + work, common + 2 * sizes.d_hidden, sizes.spreading()]
     rounded = sizes.d_hidden if problem.dtype.itemsize < sizes.wide else 0
-    return [common + logits + sizes.tile + weight_tile + sizes.slab, common + rounded, sizes.spreading()]
+    return [common + sizes.wide_hidden + work, common + sizes.wide_hidden + rounded, sizes.spreading()]
 
 
 def _blocks(sizes: _Sizes) -> list[int]:

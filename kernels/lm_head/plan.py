@@ -198,6 +198,7 @@ class _Way:
     strategy: Strategy
     in_forward: bool = False
     keep_tiles: bool = False
+    hidden_first: bool = False
 
 
 def _ways(problem: Problem, in_forward: bool, forced: Override) -> list[_Way]:
@@ -216,7 +217,10 @@ def _ways(problem: Problem, in_forward: bool, forced: Override) -> list[_Way]:
         ways.extend(_Way(Strategy.BLOCKS, True, keep) for keep in kept)
     elif formed:
         ways.append(_Way(Strategy.BLOCKS, True))
-    return ways if in_forward else [*ways, _Way(Strategy.RECOMPUTE)]
+    if in_forward:
+        return ways
+    hidden_first = problem.loss_told_again and formed and needs.hidden and needs.parameters and problem.through_p_alone
+    return [*ways, _Way(Strategy.RECOMPUTE, hidden_first=hidden_first)]
 
 
 def _first_plan(problem: Problem, way: _Way, forced: Override) -> Plan:
@@ -232,6 +236,7 @@ def _first_plan(problem: Problem, way: _Way, forced: Override) -> Plan:
             tile_dtype=problem.dtype if problem.device == "cuda" else accumulator_dtype(problem.dtype),
             in_forward=way.in_forward,
             keep_tiles=way.keep_tiles,
+            hidden_first=way.hidden_first,
         )
     )
 

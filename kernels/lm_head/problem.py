@@ -53,6 +53,7 @@ class Problem:
         dtype: of hidden states and weight.
         needs: which gradients are wanted.
         loss_known: the loss is given with the log-probs, so that its gradients can be formed while the logits are at hand.
+        loss_told_again: and it can tell the backward again what it asks, so that they need not all be formed then.
         entropy: a gradient goes through entropies.
         spread: a sum of logits over the vocabulary is wanted (`head.Statistics.spread`), which needs logits in memory.
         best: the best column of a row is wanted.
@@ -70,6 +71,7 @@ class Problem:
     dtype: torch.dtype
     needs: Needs = Needs()
     loss_known: bool = False
+    loss_told_again: bool = False
     entropy: bool = False
     spread: bool = False
     best: bool = False
@@ -121,6 +123,8 @@ class Plan:
         tile_dtype: dtype of probabilities and gradient tiles; the accumulator's own means that they overwrite the logits.
         in_forward: the loss's own gradients are formed in the forward. Otherwise the loss stands on log-probs.
         keep_tiles: BLOCKS keeps every gradient tile for one product d weight in the backward, instead of an fp32 accumulator.
+        hidden_first: RECOMPUTE forms the hidden gradient in the forward, as STREAM does, and only the others in the backward:
+            as many products, and no sum of that gradient beside the weight's.
         peak_bytes: predicted peak above the inputs, forward and backward, results included.
     """
 
@@ -131,6 +135,7 @@ class Plan:
     tile_dtype: torch.dtype
     in_forward: bool = False
     keep_tiles: bool = False
+    hidden_first: bool = False
     peak_bytes: int = 0
 
     @property
