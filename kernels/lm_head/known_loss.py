@@ -147,14 +147,15 @@ class _LinearLoss(torch.autograd.Function):
         if d_hidden is not None and not ctx.plan.in_forward:  # unrounded, of each row
             scale = grad_loss.expand(d_hidden.shape[0])
             return scaled_rows(d_hidden, scale, targets, ctx.plan.problem.dtype), None, None, None, None
-        d_hidden, d_weight, d_bias = (
-            None if formed is None else _scaled(formed, grad_loss) for formed in (d_hidden, d_weight, d_bias)
-        )
         if kept is not None:
             head = ctx.call.head(hidden, weight, bias, targets)
             with torch.autocast(hidden.device.type, enabled=False):
                 found = engine.weight_gradient(head, ctx.plan, kept, grad_loss)
             d_weight = found if ctx.needs_input_grad[1] else None  # an unpruned run computes it, and it ends here
+        elif d_weight is not None:
+            d_weight = _scaled(d_weight, grad_loss)
+        # After the weight's gradient, beside which the hidden states have a copy with zeros in rows that do not count.
+        d_hidden, d_bias = (None if formed is None else _scaled(formed, grad_loss) for formed in (d_hidden, d_bias))
         return d_hidden, d_weight, d_bias, None, None
 
 

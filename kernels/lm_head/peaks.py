@@ -130,8 +130,9 @@ def _blocks(sizes: _Sizes) -> list[int]:
     if plan.keep_tiles:
         kept = problem.rows * plan.padded_vocab * plan.tile_dtype.itemsize
         product = _product_workspace(plan) + slab_workspace(problem.rows * problem.hidden, problem.dtype, problem.device)
-        later = sizes.gathered + 2 * sizes.d_hidden + kept + sizes.clean + sizes.d_weight + product + 2 * sizes.d_bias
-        return [walk + kept + (0 if plan.in_place else logits), later, sizes.spreading()]
+        later = sizes.gathered + sizes.d_hidden + kept + sizes.d_weight + sizes.d_bias
+        late = max(sizes.clean + product, sizes.d_hidden + sizes.d_bias)
+        return [walk + kept + (0 if plan.in_place else logits), later + late, sizes.spreading()]
     gradient = 0 if plan.in_place else sizes.block * plan.padded_vocab * plan.tile_dtype.itemsize
     accumulator = problem.needs.weight * problem.vocab * problem.hidden * sizes.wide
     rounded = sizes.d_weight if problem.dtype.itemsize < sizes.wide else 0
