@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.kernels import linear_cross_entropy
+from frostline.kernels.lm_head import plan as plans
+from frostline.kernels.lm_head.peaks import row_allowance
 from frostline.kernels.lm_head.plan import override
 from frostline.kernels.matmul import target_device
 
@@ -32,7 +34,7 @@ KINDS = pytest.mark.parametrize("kind", ["cpu", "cuda"])
 
 def step(needs, *, dtype=torch.bfloat16, rows=ROWS, vocab=VOCAB, tracker=None, mode=nullcontext, **options):
     """Forward and backward, the forward alone in a mode without gradients. Returns the leaves."""
-    problem = Problem((rows,), WIDTH, vocab, dtype, needs=needs)
+    problem = Problem((rows,), WIDTH, vocab, dtype, needs=needs, right=0)
     if options.get("ce_weight") is True:
         options["ce_weight"] = torch.rand(vocab)
     hidden, weight, bias = leaves = problem.leaves()
@@ -159,6 +161,32 @@ def test_a_smaller_budget_has_no_larger_peak(live_bytes):
     assert peaks == sorted(peaks, reverse=True)
     assert all(peak <= budget for peak, budget in zip(peaks[1:-1], budgets[1:-1], strict=True)), peaks
     assert peaks[-1] <= vocab * WIDTH * 2 + 2**22, peaks
+
+
+@pytest.fixture
+def followed(monkeypatch):
+    """The plans that were made, the last the one that is followed."""
+    made, make = [], plans._make_plan
+
+    def recorded(*given):
+        made.append(make(*given))
+        return made[-1]
+
+    monkeypatch.setattr(plans, "_make_plan", recorded)
+    return made
+
+
+@pytest.mark.parametrize("budget", [None, 2**28])
+@pytest.mark.parametrize("options", list(OPTIONS))
+@pytest.mark.parametrize("needs", [TRAINED, FROZEN], ids=["trainable", "frozen"])
+def test_the_peak_is_the_plans(live_bytes, followed, needs, options, budget):
+    """Never above it, and below by no more than what it allows for single rows and for vectors of the vocabulary's length."""
+    rows, vocab = 4096, 32_000
+    tracker, declared = live_bytes(), None if budget else rows // 2
+    with FakeTensorMode(), target_device("cuda"):
+        step(needs, rows=rows, vocab=vocab, tracker=tracker, active_rows=declared, memory_budget=budget, **OPTIONS[options])
+    plan = followed[-1]
+    assert tracker.peak <= plan.peak_bytes <= tracker.peak + row_allowance(plan) + 4 * 4 * vocab
 
 
 @pytest.mark.parametrize("trained, rows", [(False, 1024), (False, 16_384), (True, 1024), (True, 16_384)])

@@ -1,13 +1,12 @@
-"""`linear_cross_entropy` at the edges: sizes, labels, ties, extreme logits, layouts and what ignored rows may hold."""
+"""`linear_cross_entropy` at the edges: sizes, labels, extreme logits, layouts and what ignored rows may hold."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
-from cross_entropy_reference import EVERYTHING, Problem, eager
+from cross_entropy_reference import Problem, eager
 
 from frostline.kernels import linear_cross_entropy
 from frostline.kernels.lm_head.plan import override
@@ -45,7 +44,7 @@ def test_vocabularies(vocab, options, needs, kind):
 def test_one_token(dtype, needs):
     for reduction, kind in itertools.product(("mean", "none"), ("cpu", "cuda")):
         with target_device(kind):
-            Problem((1,), 16, 67, dtype, needs=needs, reduction=reduction).check()
+            Problem((1,), 16, 67, dtype, needs=needs, reduction=reduction).check(luck=torch.finfo(dtype).eps)
 
 
 @HEADS
@@ -118,7 +117,12 @@ def test_a_declared_count_that_is_too_small_is_loud():
     problem = Problem((14,), ignored=0.3)
     count = int(problem.counted.sum())
     with target_device("cuda"):
-        assert problem.ours(active_rows=count - 1).output.loss.isnan()
+        found = problem.ours(active_rows=count - 1).output
+        assert found.loss.isnan() and found.z_loss.isnan() and found.token_accuracy.isnan()
+        problem.options["reduction"], problem.upstream = "none", torch.ones(14)
+        found = problem.ours(active_rows=count - 1).output
+        for each in (found.loss, found.z_loss, found.token_accuracy):
+            assert each.isnan().sum() == 1 and not each[~problem.counted].any()
     with pytest.raises(ValueError, match=f"active_rows: got {count - 1}, wanted {count}"):
         problem.ours(active_rows=count - 1)
 
@@ -149,86 +153,6 @@ def test_a_label_out_of_range_is_nan_where_it_cannot_be_read():
         others = torch.arange(14) != 4
         assert loss[4].isnan()
         torch.testing.assert_close(loss[others].double(), wanted[others], rtol=1e-5, atol=1e-5)
-
-
-# --- Predictions -----------------------------------------------------------------------------------------------------------
-
-
-def predictions(problem, **options):
-    return linear_cross_entropy(
-        problem.hidden, problem.weight, problem.targets, problem.bias, **options, **EVERYTHING
-    )  # fmt: skip
-
-
-@KINDS
-@pytest.mark.usefixtures("tiling")
-def test_a_head_of_zeros(kind):
-    """Every logit is the same: the first is predicted, and the loss is log V."""
-    problem = Problem((14,), bias=False)
-    problem.weight.zero_()
-    problem.targets[3] = 0
-    with target_device(kind):
-        found = problem.ours()
-    assert not found.output.predicted_tokens.any()
-    torch.testing.assert_close(found.output.loss, torch.tensor(math.log(300)))
-    torch.testing.assert_close(found.output.token_accuracy, (problem.targets == 0).float().mean())
-    problem.check(found)
-
-
-@KINDS
-@HEADS
-@pytest.mark.parametrize("copies", [(5, 6), (5, 130), (0, 299), (127, 128, 256), (140, 5, 299)], ids=str)
-def test_the_first_of_equal_maxima_is_predicted(copies, needs, kind):
-    """In one tile or in several. Whole numbers, so that equal rows give equal logits however they are summed."""
-    problem = Problem((14,), 8, bias=False)
-    problem.hidden = torch.randint(1, 4, (14, 8)).float()
-    problem.weight = torch.randint(-3, 3, (300, 8)).float()
-    problem.weight[list(copies)] = 5.0
-    problem.targets[:5] = min(copies)
-    problem.targets[5:9] = max(copies)  # as probable, and not what is predicted
-    for sizes in ({}, {"row_block": 4, "vocab_tile": 128}):
-        with override(**sizes), target_device(kind):
-            hidden, weight, _ = (t if t is None else t.requires_grad_(n) for t, n in zip(problem.leaves(), needs, strict=True))
-            found = linear_cross_entropy(hidden, weight, problem.targets, **EVERYTHING)
-            found.loss.backward()
-        assert (found.predicted_tokens == min(copies)).all()
-        assert found.token_accuracy == (problem.targets == min(copies)).float().mean()
-
-
-@KINDS
-@pytest.mark.parametrize("options", [{"softcap": 0.5}, {"logit_scale": 1e-3}, {"softcap": 0.5, "logit_scale": 100.0}], ids=str)
-def test_predictions_are_of_the_transformed_logits(options, kind):
-    """A small softcap makes equals of all large logits, and the first of those is predicted."""
-    problem = Problem((14,), 8, bias=False)
-    problem.hidden, problem.weight = torch.ones(14, 8), torch.zeros(300, 8)
-    problem.weight[40], problem.weight[200] = 100.0, 1000.0
-    with target_device(kind):
-        found = predictions(problem, **options).predicted_tokens
-    assert (found == (40 if "softcap" in options else 200)).all()
-
-
-def test_a_negative_scale_predicts_the_smallest_product():
-    problem = Problem((14,), logit_scale=-0.7)
-    problem.check()
-    upside_down = (problem.hidden @ problem.weight.t() + problem.bias).argmin(-1)
-    assert torch.equal(predictions(problem, logit_scale=-0.7).predicted_tokens, upside_down)
-
-
-@KINDS
-@pytest.mark.usefixtures("tiling")
-def test_forbidden_tokens(kind):
-    """A bias of -inf: such a token is never predicted, and a row whose label it is loses infinitely."""
-    problem = Problem((14,), reduction="none")
-    problem.bias[:130] = -torch.inf
-    problem.bias[::2] = -torch.inf
-    problem.targets = 131 + 2 * torch.randint(80, (14,))
-    with target_device(kind):
-        found = problem.ours()
-        problem.check(found)
-        assert (found.output.predicted_tokens >= 131).all() and (found.output.predicted_tokens % 2 == 1).all()
-        problem.targets[3] = 6
-        loss = predictions(problem, reduction="none").loss
-    assert loss[3] == torch.inf and torch.isfinite(loss[[0, 1, 2, *range(4, 14)]]).all()
 
 
 # --- Extreme logits --------------------------------------------------------------------------------------------------------

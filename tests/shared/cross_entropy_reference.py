@@ -94,7 +94,7 @@ class Problem:
     Args:
         shape: of the labels. width, vocab: H and V.
         needs: which of hidden, weight and bias are trained.
-        ignored: the share of labels that are `ignore_index`.
+        ignored: the share of labels that are `ignore_index`. right: of the others, the share that the head predicts.
         options: of the call; `ce_weight=True` stands for random weights of the classes.
     """
 
@@ -108,6 +108,7 @@ class Problem:
         needs=(True, True, True),
         bias=True,
         ignored=0.0,
+        right=0.4,
         device="cpu",
         **options,
     ):
@@ -118,9 +119,18 @@ class Problem:
         if options.get("ce_weight") is True:
             options["ce_weight"] = torch.rand(vocab, device=device) + 0.1
         self.needs, self.options = needs, options
+        if right:
+            chosen = torch.rand(shape, device=device) < right
+            self.targets = torch.where(chosen, self.logits(self.hidden).argmax(-1), self.targets)
         self.targets[torch.rand(shape, device=device) < ignored] = self.ignore_index
         self.upstream = torch.randn(shape, device=device) if options.get("reduction") == "none" else torch.tensor(0.7)
         self.upstream = self.upstream.to(device)
+
+    def logits(self, hidden):
+        """[..., V] float64."""
+        bias = None if self.bias is None else self.bias.double()
+        given = {name: self.options[name] for name in ("softcap", "logit_scale") if name in self.options}
+        return transformed(linear(hidden.double(), self.weight.double(), bias), **given)
 
     @property
     def ignore_index(self):
@@ -179,10 +189,7 @@ class Problem:
         predicted, counted = output.predicted_tokens, self.counted
         assert predicted.dtype == torch.int64 and predicted.shape == self.targets.shape
         assert (predicted[~counted] == -1).all()
-        states = self.hidden[counted].double()
-        bias = None if self.bias is None else self.bias.double()
-        given = {name: self.options[name] for name in ("softcap", "logit_scale") if name in self.options}
-        z = transformed(linear(states, self.weight.double(), bias), **given)
+        z = self.logits(self.hidden[counted])
         largest, chosen = z.amax(-1), z.gather(-1, predicted[counted][:, None])[:, 0]
         assert (largest - chosen <= 1e-6 * z.abs().amax(-1)).all()
         right = (predicted == self.targets) & counted
