@@ -6,7 +6,7 @@ the backward computes the logits again, unless the caller insists (`LossCall.in_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -97,15 +97,6 @@ def differentiated(part: Callable[[Tensor, Tensor | None], Tensor], found: Stati
         return Onto(*torch.autograd.grad(part(logp, other), (logp, other)))
 
 
-def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
-    """gradient * factor, a scalar tensor, rounded once, in a tensor of its own."""
-    if gradient.ndim < 2 or not gradient.numel():
-        return gradient * factor
-    result = torch.empty_like(gradient)
-    tiles.scaled_rows(gradient, factor.expand(gradient.shape[0]), result)
-    return result
-
-
 class _LinearLoss(torch.autograd.Function):
     """(hidden, weight, bias, targets, call) -> (loss, *metrics)."""
 
@@ -114,59 +105,78 @@ class _LinearLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, call: LossCall
     ) -> tuple[Tensor, ...]:
         ctx.call, ctx.needs = call, needs_of(ctx, bias, grad=call.grad, prune=call.prune)
-        head, loss, found, kept = call.head(hidden, weight, bias, targets), call.loss, Gradients(), None
-        ctx.plan = plan = call.plan(head, ctx.needs)
+        head = call.head(hidden, weight, bias, targets)
+        ctx.plan, ctx.empty = call.plan(head, ctx.needs), hidden.shape[0] == 0
         with torch.autocast(hidden.device.type, enabled=False):
-            if hidden.shape[0] == 0:
-                statistics = Statistics.new(head, loss.wants)
-            elif plan.strategy is Strategy.STREAM or plan.hidden_first:
-                statistics, d_hidden = engine.stream(head, plan, loss.upstream, loss.wants)
-                found = Gradients(d_hidden)
-            elif plan.strategy is Strategy.BLOCKS:
-                statistics, found, kept = engine.blocks(head, plan, ctx.needs, loss.upstream, loss.wants)
-            else:
-                statistics = engine.forward_only(head, plan, loss.wants)
-            value, metrics = loss.total(statistics)
-        ctx.empty, ctx.late = hidden.shape[0] == 0, plan.strategy is Strategy.RECOMPUTE
+            statistics, formed, kept = _form(head, ctx.plan, ctx.needs, call.loss)
+            value, metrics = call.loss.total(statistics)
+        ctx.late = ctx.plan.strategy is Strategy.RECOMPUTE
         again = (hidden, weight, bias) if ctx.empty or ctx.late or kept is not None else (None,) * 3
         known = (statistics.logp, statistics.reference, statistics.log_total, statistics.spread) if ctx.late else (None,) * 4
         # Through save_for_backward: autograd clones what it finds on an attribute when it accumulates it.
-        ctx.save_for_backward(*only_wanted(ctx, found), kept, head.targets, *again, *known)
+        ctx.save_for_backward(*only_wanted(ctx, formed), kept, head.targets, *again, *known)
         ctx.mark_non_differentiable(*metrics)
         return value, *metrics
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        # Always multiplied: asking whether the factor is 1 would stall the device, and what is kept must stay as it is.
-        d_hidden, d_weight, d_bias, kept, targets, hidden, weight, bias, *known = ctx.saved_tensors
+        *formed, kept, targets, hidden, weight, bias = ctx.saved_tensors[:8]
         if ctx.empty:
-            zeros = Gradients(*(None if t is None else torch.zeros_like(t) for t in (hidden, weight, bias)))
-            return (*only_wanted(ctx, zeros), None, None)
-        if ctx.late:
+            found = Gradients(*(None if t is None else torch.zeros_like(t) for t in (hidden, weight, bias)))
+        elif ctx.late:
             head = ctx.call.head(hidden, weight, bias, targets)
-            late, first = _late(ctx, head, known, grad_loss), None if d_hidden is None else _scaled(d_hidden, grad_loss)
-            return (*only_wanted(ctx, late if first is None else replace(late, hidden=first)), None, None)
-        if d_hidden is not None and not ctx.plan.in_forward:  # unrounded, of each row
-            scale = grad_loss.expand(d_hidden.shape[0])
-            return scaled_rows(d_hidden, scale, targets, ctx.plan.problem.dtype), None, None, None, None
-        if kept is not None:
-            head = ctx.call.head(hidden, weight, bias, targets)
-            with torch.autocast(hidden.device.type, enabled=False):
-                found = engine.weight_gradient(head, ctx.plan, kept, grad_loss)
-            d_weight = found if ctx.needs_input_grad[1] else None  # an unpruned run computes it, and it ends here
-        elif d_weight is not None:
-            d_weight = _scaled(d_weight, grad_loss)
-        # After the weight's gradient, beside which the hidden states have a copy with zeros in rows that do not count.
-        d_hidden, d_bias = (None if formed is None else _scaled(formed, grad_loss) for formed in (d_hidden, d_bias))
-        return d_hidden, d_weight, d_bias, None, None
+            found = _late(ctx, head, Gradients(*formed), ctx.saved_tensors[8:], grad_loss)
+        else:
+            head = None if kept is None else ctx.call.head(hidden, weight, bias, targets)
+            found = _scaled(ctx.plan, Gradients(*formed), targets, grad_loss, head, kept)
+        return (*only_wanted(ctx, found), None, None)
 
 
-def _late(ctx: Any, head: Head, known: list[Tensor], grad_loss: Tensor) -> Gradients:
-    """The gradients by way of the logits, computed again with what arrived at the loss."""
+def _form(head: Head, plan: Plan, needs: Needs, loss: KnownLoss) -> tuple[Statistics, Gradients, Tensor | None]:
+    """What the forward computes: statistics, the gradients formed in it, and the tiles kept for the weight's."""
+    if head.hidden.shape[0] == 0:
+        return Statistics.new(head, loss.wants), Gradients(), None
+    if plan.strategy is Strategy.BLOCKS:
+        return engine.blocks(head, plan, needs, loss.upstream, loss.wants)
+    if plan.strategy is Strategy.STREAM or plan.hidden_first:
+        statistics, d_hidden = engine.stream(head, plan, loss.upstream, loss.wants)
+        return statistics, Gradients(d_hidden), None
+    return engine.forward_only(head, plan, loss.wants), Gradients(), None
+
+
+def _scaled(
+    plan: Plan, formed: Gradients, targets: Tensor, factor: Tensor, head: Head | None, kept: Tensor | None
+) -> Gradients:
+    """Formed gradients times what arrived at the loss, each in a tensor of its own; `kept` tiles multiplied with the hidden
+    states first, since these have a copy then, and no more of their size should be alive."""
+    d_hidden, d_weight = formed.hidden, formed.weight
+    if kept is not None and head is not None:
+        with torch.autocast(kept.device.type, enabled=False):
+            d_weight = engine.weight_gradient(head, plan, kept, factor)
+    elif d_weight is not None:
+        d_weight = _times(d_weight, factor)
+    if d_hidden is not None and not plan.in_forward:  # unrounded, and the factor may be one of each row
+        d_hidden = scaled_rows(d_hidden, factor.expand(d_hidden.shape[0]), targets, plan.problem.dtype)
+    elif d_hidden is not None:
+        d_hidden = _times(d_hidden, factor)
+    return Gradients(d_hidden, d_weight, None if formed.bias is None else formed.bias * factor)
+
+
+def _times(gradient: Tensor, factor: Tensor) -> Tensor:
+    """gradient * factor, a scalar tensor, rounded once. Always multiplied: asking whether the factor is 1 would stall the
+    device, and what is kept must stay as it is."""
+    result = torch.empty_like(gradient)
+    tiles.scaled_rows(gradient, factor.expand(gradient.shape[0]), result)
+    return result
+
+
+def _late(ctx: Any, head: Head, formed: Gradients, known: Sequence[Tensor], factor: Tensor) -> Gradients:
+    """The gradients by way of the logits, computed again with what arrived at the loss; not that which was formed first."""
     logp, reference, log_total, spread = known
     statistics = Statistics(logp, reference, log_total, spread=spread)
     asked = ctx.call.loss.upstream(statistics, slice(0, logp.shape[0]))
-    onto = asked.map(lambda values: head.only_active(values * grad_loss))
-    needs = replace(ctx.needs, hidden=ctx.needs.hidden and not ctx.plan.hidden_first)
-    return recomputed(head, ctx.plan, needs, statistics, onto)
+    onto = asked.map(lambda values: head.only_active(values * factor))
+    first = None if formed.hidden is None else _times(formed.hidden, factor)
+    found = recomputed(head, ctx.plan, replace(ctx.needs, hidden=ctx.needs.hidden and first is None), statistics, onto)
+    return found if first is None else replace(found, hidden=first)
