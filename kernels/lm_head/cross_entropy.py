@@ -213,8 +213,9 @@ def linear_cross_entropy(
     check_head(hidden, weight, bias, targets, _NAMES)
     check_memory_budget(memory_budget)
     _check_class_weights(ce_weight, weight, hidden)
-    rows = Rows.of(targets.numel(), targets != ignore_index, active_rows, gather=prune)
-    chosen = rows.targets(targets, weight.shape[0])
+    labels = targets.long()  # a narrow dtype would wrap the number it is compared with: in uint8, -100 is 156
+    rows = Rows.of(labels.numel(), labels != ignore_index, active_rows, gather=prune)
+    chosen = rows.targets(labels, weight.shape[0])
     loss = _make_loss(chosen, weight.shape[0], ce_weight, options, accumulator_dtype(hidden.dtype))
     transform, grad = Transform.of(1.0, softcap, logit_scale), torch.is_grad_enabled()
     call = LossCall(
@@ -237,9 +238,11 @@ def _make_loss(
     targets: Tensor, vocab: int, ce_weight: Tensor | None, options: CrossEntropyOptions, dtype: torch.dtype
 ) -> _CrossEntropy:
     """The loss over the rows that are computed, whose `targets` [n] say which of them count."""
-    number = (targets != INACTIVE).to(dtype)
+    counts = targets != INACTIVE
+    number = counts.to(dtype)
     of_classes = None if ce_weight is None else ce_weight.detach().to(dtype)
-    weights = number if of_classes is None else number * of_classes[targets.clamp(0, vocab - 1)]
+    # Not multiplied by the number: 0 times an infinite weight is NaN.
+    weights = number if of_classes is None else torch.where(counts, of_classes[targets.clamp(0, vocab - 1)], 0.0)
     smoothing, square = options.label_smoothing, options.lse_square_scale
     share = _share(weights) if options.reduction == "mean" else 1.0
     share_of_number = _share(number) if options.reduction == "mean" else 1.0
