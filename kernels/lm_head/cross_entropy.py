@@ -124,7 +124,9 @@ class _CrossEntropy:
         counts = self.targets != INACTIVE
         loss, z_loss = self.onto_target * found.logp, torch.zeros_like(found.logp)
         if self.onto_all is not None and found.spread is not None:  # sum_j w_j log p_j, by way of the target's
-            loss = loss + torch.where(counts, self.onto_all * (self.classes * found.logp + found.spread), 0.0)
+            every = self.classes * found.logp + found.spread
+            every = torch.where(found.logp == -torch.inf, found.logp, every)  # a forbidden target
+            loss = loss + torch.where(counts, self.onto_all * every, 0.0)
         if self.onto_square is not None:
             z_loss = torch.where(counts, self.onto_square * found.log_normaliser.square(), 0.0)
             loss = loss + z_loss
