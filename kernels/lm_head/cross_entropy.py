@@ -13,14 +13,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from frostline.kernels.lm_head.autograd import as_autocast_would, flat
-from frostline.kernels.lm_head.checks import ActiveRows, check_device, check_head, check_memory_budget, check_shape
+from frostline.kernels.lm_head.checks import (
+    ActiveRows,
+    check_device,
+    check_head,
+    check_memory_budget,
+    check_shape,
+    check_tensors,
+)
 from frostline.kernels.lm_head.head import Onto, Statistics, Wants
 from frostline.kernels.lm_head.known_loss import LossCall, linear_loss
 from frostline.kernels.lm_head.rows import Rows
@@ -74,6 +81,8 @@ class CrossEntropyOptions:
     def __post_init__(self) -> None:
         if self.reduction not in get_args(Reduction):
             raise ValueError(f"reduction: got {self.reduction!r}, wanted one of {', '.join(get_args(Reduction))}")
+        if not isinstance(self.ignore_index, Integral) or isinstance(self.ignore_index, bool):
+            raise ValueError(f"ignore_index: got {self.ignore_index!r}, wanted a whole number")
         if not (_is_finite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):
             raise ValueError(f"label_smoothing: got {self.label_smoothing!r}, wanted a number from 0 to 1")
         if not _is_finite(self.lse_square_scale):
@@ -211,6 +220,7 @@ def linear_cross_entropy(
         ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype, use_token_scaling,
         return_token_accuracy, return_predicted_tokens, logit_scale,
     )  # fmt: skip
+    check_tensors(hidden, weight, bias, targets, _NAMES)
     hidden, weight, bias = as_autocast_would(hidden, weight, bias)
     check_head(hidden, weight, bias, targets, _NAMES)
     check_memory_budget(memory_budget)
