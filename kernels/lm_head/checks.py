@@ -63,6 +63,18 @@ def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
         check_device(tensor, hidden, name, names["hidden"])
 
 
+def check_tensors(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, names: Mapping[str, str]) -> None:
+    """Raise TypeError for what is no tensor, or no floating bias: before autocast, which would cast a module in place."""
+    if not isinstance(weight, Tensor):
+        check_weight(weight, names["weight"])
+    for name, given in (("hidden", hidden), ("targets", targets)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{names[name]}: got {type(given).__name__}, wanted a tensor")
+    if bias is not None and not (isinstance(bias, Tensor) and bias.is_floating_point()):
+        got = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
+        raise TypeError(f"{names['bias']}: got {got}, wanted a tensor of a floating dtype, or None")
+
+
 def check_weight(weight: Tensor, name: str) -> None:
     """Refuse a weight whose values are not here; computing on it would read nothing, or somebody else's memory."""
     if not isinstance(weight, Tensor):

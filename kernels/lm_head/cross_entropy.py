@@ -13,14 +13,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from frostline.kernels.lm_head.autograd import as_autocast_would, flat
-from frostline.kernels.lm_head.checks import ActiveRows, check_device, check_head, check_memory_budget, check_shape
+from frostline.kernels.lm_head.checks import (
+    ActiveRows,
+    check_device,
+    check_head,
+    check_memory_budget,
+    check_shape,
+    check_tensors,
+)
 from frostline.kernels.lm_head.head import Onto, Statistics, Wants
 from frostline.kernels.lm_head.known_loss import LossCall, linear_loss
 from frostline.kernels.lm_head.rows import Rows
@@ -74,6 +81,8 @@ class CrossEntropyOptions:
     def __post_init__(self) -> None:
         if self.reduction not in get_args(Reduction):
             raise ValueError(f"reduction: got {self.reduction!r}, wanted one of {', '.join(get_args(Reduction))}")
+        if not isinstance(self.ignore_index, Integral) or isinstance(self.ignore_index, bool):
+            raise ValueError(f"ignore_index: got {self.ignore_index!r}, wanted a whole number")
         if not (_is_finite(self.label_smoothing) and 0 <= self.label_smoothing <= 1):
             raise ValueError(f"label_smoothing: got {self.label_smoothing!r}, wanted a number from 0 to 1")
         if not _is_finite(self.lse_square_scale):
@@ -124,7 +133,9 @@ class _CrossEntropy:
         counts = self.targets != INACTIVE
         loss, z_loss = self.onto_target * found.logp, torch.zeros_like(found.logp)
         if self.onto_all is not None and found.spread is not None:  # sum_j w_j log p_j, by way of the target's
-            loss = loss + torch.where(counts, self.onto_all * (self.classes * found.logp + found.spread), 0.0)
+            every = self.classes * found.logp + found.spread
+            every = torch.where(found.logp == -torch.inf, found.logp, every)  # a forbidden target
+            loss = loss + torch.where(counts, self.onto_all * every, 0.0)
         if self.onto_square is not None:
             z_loss = torch.where(counts, self.onto_square * found.log_normaliser.square(), 0.0)
             loss = loss + z_loss
@@ -209,12 +220,14 @@ def linear_cross_entropy(
         ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype, use_token_scaling,
         return_token_accuracy, return_predicted_tokens, logit_scale,
     )  # fmt: skip
+    check_tensors(hidden, weight, bias, targets, _NAMES)
     hidden, weight, bias = as_autocast_would(hidden, weight, bias)
     check_head(hidden, weight, bias, targets, _NAMES)
     check_memory_budget(memory_budget)
     _check_class_weights(ce_weight, weight, hidden)
-    rows = Rows.of(targets.numel(), targets != ignore_index, active_rows, gather=prune)
-    chosen = rows.targets(targets, weight.shape[0])
+    labels = targets.long()  # a narrow dtype would wrap the number it is compared with: in uint8, -100 is 156
+    rows = Rows.of(labels.numel(), labels != ignore_index, active_rows, gather=prune)
+    chosen = rows.targets(labels, weight.shape[0])
     loss = _make_loss(chosen, weight.shape[0], ce_weight, options, accumulator_dtype(hidden.dtype))
     transform, grad = Transform.of(1.0, softcap, logit_scale), torch.is_grad_enabled()
     call = LossCall(
@@ -237,9 +250,11 @@ def _make_loss(
     targets: Tensor, vocab: int, ce_weight: Tensor | None, options: CrossEntropyOptions, dtype: torch.dtype
 ) -> _CrossEntropy:
     """The loss over the rows that are computed, whose `targets` [n] say which of them count."""
-    number = (targets != INACTIVE).to(dtype)
+    counts = targets != INACTIVE
+    number = counts.to(dtype)
     of_classes = None if ce_weight is None else ce_weight.detach().to(dtype)
-    weights = number if of_classes is None else number * of_classes[targets.clamp(0, vocab - 1)]
+    # Not multiplied by the number: 0 times an infinite weight is NaN.
+    weights = number if of_classes is None else torch.where(counts, of_classes[targets.clamp(0, vocab - 1)], 0.0)
     smoothing, square = options.label_smoothing, options.lse_square_scale
     share = _share(weights) if options.reduction == "mean" else 1.0
     share_of_number = _share(number) if options.reduction == "mean" else 1.0

@@ -121,12 +121,13 @@ def _recompute(sizes: _Sizes) -> list[int]:
     bias = problem.needs.bias * (problem.vocab + 2 * plan.vocab_tile) * sizes.wide
     clean = sizes.clean if one_block else sizes.clean * sizes.block // max(problem.rows, 1)
     common = sizes.gathered + sizes.d_weight + bias
+    rounding = common + sizes.d_bias  # which is summed in the accumulator's dtype, as d hidden is
     work = logits + sizes.tile + weight_tile + clean + sizes.slab
     if plan.hidden_first:
         first = _streaming(sizes, sizes.d_hidden, rounded=True)
-        return [first, common + sizes.d_hidden + work, common + 2 * sizes.d_hidden, sizes.spreading()]
+        return [first, common + sizes.d_hidden + work, rounding + 2 * sizes.d_hidden, sizes.spreading()]
     rounded = sizes.d_hidden if problem.dtype.itemsize < sizes.wide else 0
-    return [common + sizes.wide_hidden + work, common + sizes.wide_hidden + rounded, sizes.spreading()]
+    return [common + sizes.wide_hidden + work, rounding + sizes.wide_hidden + rounded, sizes.spreading()]
 
 
 def _blocks(sizes: _Sizes) -> list[int]:

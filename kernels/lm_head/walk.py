@@ -14,7 +14,7 @@ from torch import Tensor
 from frostline.kernels.lm_head import fused, tiles
 from frostline.kernels.lm_head.head import Head, Onto, Statistics, Wants
 from frostline.kernels.lm_head.output_tiles import workspace_size
-from frostline.kernels.lm_head.plan import Plan
+from frostline.kernels.lm_head.problem import Plan, round_up
 from frostline.kernels.matmul import mm_wide
 
 
@@ -79,7 +79,7 @@ class Walk:
 
     def __init__(self, head: Head, plan: Plan, wants: Wants, *, tile: bool = True, statistics: bool = True) -> None:
         height = min(plan.row_block, head.hidden.shape[0])
-        stored = (height, -(-plan.vocab_tile // 64) * 64)
+        stored = (height, round_up(plan.vocab_tile, 64))
         self.logits = None if plan.fused else head.empty(*stored)
         self.tile = head.empty(*stored, dtype=plan.tile_dtype) if tile and not plan.in_place else None
         partials = workspace_size(height, plan.vocab_tile, best=wants.best)

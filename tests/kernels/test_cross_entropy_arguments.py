@@ -12,6 +12,9 @@ WIDTH, VOCAB = 12, 300
 NUMBERS = [
     ({"reduction": "median"}, ValueError, "reduction: got 'median', wanted one of mean, sum, none"),
     ({"reduction": None}, ValueError, "reduction: got None"),
+    ({"ignore_index": None}, ValueError, "ignore_index: got None, wanted a whole number"),
+    ({"ignore_index": -100.5}, ValueError, "ignore_index: got -100.5"),
+    ({"ignore_index": True}, ValueError, "ignore_index: got True"),
     ({"label_smoothing": -0.1}, ValueError, "label_smoothing: got -0.1, wanted a number from 0 to 1"),
     ({"label_smoothing": 1.5}, ValueError, "label_smoothing: got 1.5"),
     ({"label_smoothing": float("nan")}, ValueError, "label_smoothing: got nan"),
@@ -36,6 +39,10 @@ TENSORS = [
     ({"targets": torch.zeros(3, 6)}, TypeError, "targets: got torch.float32, wanted an integer"),
     ({"targets": torch.full((3, 6), VOCAB)}, ValueError, "targets: got 300 in row 0, wanted 0 to 299"),
     ({"targets": torch.full((3, 6), -1)}, ValueError, "targets: got -1 in row 0"),
+    ({"targets": [0] * 18}, TypeError, "targets: got list, wanted a tensor"),
+    ({"bias": [0.0] * VOCAB}, TypeError, "bias: got list, wanted a tensor of a floating dtype, or None"),
+    ({"bias": torch.zeros(VOCAB).long()}, TypeError, "bias: got torch.int64, wanted a tensor of a floating dtype"),
+    ({"hidden": None}, TypeError, "hidden: got NoneType, wanted a tensor"),
     ({"hidden": torch.zeros(3, 6, WIDTH).long()}, TypeError, "hidden: got torch.int64"),
     ({"hidden": torch.zeros(3, 6, WIDTH, device="meta")}, ValueError, "weight: got device cpu, wanted meta"),
     ({"ce_weight": torch.ones(VOCAB - 1)}, ValueError, r"ce_weight: got shape \(299,\), wanted \(300,\)"),
@@ -60,6 +67,14 @@ def test_errors_name_the_argument(changes, error, words):
 def test_the_module_refuses_numbers_when_it_is_made(changes, error, words):
     with pytest.raises(error, match=words):
         FusedLinearCrossEntropyLoss(**changes)
+
+
+def test_a_module_in_the_place_of_its_weight_is_left_as_it_is():
+    """Autocast casts what it is given, and a module would be cast in place."""
+    problem, head = Problem(), torch.nn.Linear(WIDTH, VOCAB)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(TypeError, match="weight: got Linear, wanted a tensor"):
+        linear_cross_entropy(problem.hidden, head, problem.targets)
+    assert head.weight.dtype == torch.float32
 
 
 def test_a_freed_storage_is_refused():

@@ -32,9 +32,9 @@ OPTIONS = {
 KINDS = pytest.mark.parametrize("kind", ["cpu", "cuda"])
 
 
-def step(needs, *, dtype=torch.bfloat16, rows=ROWS, vocab=VOCAB, tracker=None, mode=nullcontext, **options):
+def step(needs, *, dtype=torch.bfloat16, rows=ROWS, width=WIDTH, vocab=VOCAB, tracker=None, mode=nullcontext, **options):
     """Forward and backward, the forward alone in a mode without gradients. Returns the leaves."""
-    problem = Problem((rows,), WIDTH, vocab, dtype, needs=needs, right=0)
+    problem = Problem((rows,), width, vocab, dtype, needs=needs, right=0)
     if options.get("ce_weight") is True:
         options["ce_weight"] = torch.rand(vocab)
     hidden, weight, bias = leaves = problem.leaves()
@@ -187,6 +187,14 @@ def test_the_peak_is_the_plans(live_bytes, followed, needs, options, budget):
         step(needs, rows=rows, vocab=vocab, tracker=tracker, active_rows=declared, memory_budget=budget, **OPTIONS[options])
     plan = followed[-1]
     assert tracker.peak <= plan.peak_bytes <= tracker.peak + row_allowance(plan) + 4 * 4 * vocab
+
+
+def test_the_peak_of_a_trained_bias_is_the_plans(live_bytes, followed):
+    """Of a narrow head nothing is larger while its gradients are rounded."""
+    tracker = live_bytes()
+    with FakeTensorMode(), target_device("cuda"), override(row_block=2, vocab_tile=512):
+        step(TRAINED, width=4, rows=4, vocab=16_384, tracker=tracker, memory_budget=1)
+    assert followed[-1].strategy is plans.Strategy.RECOMPUTE and tracker.peak <= followed[-1].peak_bytes
 
 
 @pytest.mark.parametrize("trained, rows", [(False, 1024), (False, 16_384), (True, 1024), (True, 16_384)])

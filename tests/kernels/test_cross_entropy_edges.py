@@ -142,6 +142,32 @@ def test_labels_of_other_integers(dtype):
     assert torch.equal(found.output.predicted_tokens, wanted.output.predicted_tokens)
 
 
+@pytest.mark.parametrize(("dtype", "label"), [(torch.uint8, 156), (torch.int8, 28), (torch.int16, 156)])
+def test_a_label_is_not_taken_for_the_ignored_one_because_its_dtype_is_narrow(dtype, label):
+    """-100 is 156 in eight bits."""
+    problem = Problem((14,), vocab=200)
+    problem.targets[:] = label
+    wanted = problem.exact().output
+    problem.targets = problem.targets.to(dtype)
+    for ignore_index in (-100, label + 2**8, label + 2**16):
+        problem.options["ignore_index"] = ignore_index
+        found = problem.ours().output
+        torch.testing.assert_close(found.loss.double(), wanted.loss, rtol=1e-5, atol=0)
+        assert torch.equal(found.predicted_tokens, wanted.predicted_tokens)
+
+
+@KINDS
+@pytest.mark.parametrize("weight", [float("inf"), float("nan")])
+def test_the_weight_of_a_class_that_no_label_is(weight, kind):
+    """Infinite, or no number: it reaches nothing, neither by the rows that count nor by those that do not."""
+    for prune, reduction in itertools.product((True, False), ("mean", "none")):
+        problem = Problem((14,), ignored=0.4, ce_weight=True, reduction=reduction)
+        problem.options["ce_weight"][[0, 299]] = weight
+        problem.targets[problem.counted] = torch.randint(1, 299, (int(problem.counted.sum()),))
+        with target_device(kind):
+            problem.check(problem.ours(prune=prune))
+
+
 def test_a_label_out_of_range_is_nan_where_it_cannot_be_read():
     """And spoils its own row alone."""
     for label in (-5, 300, 10**9):

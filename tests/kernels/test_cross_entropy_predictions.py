@@ -97,3 +97,21 @@ def test_forbidden_tokens(kind):
         problem.targets[3] = 6
         loss = predictions(problem, reduction="none").loss
     assert loss[3] == torch.inf and torch.isfinite(loss[[0, 1, 2, *range(4, 14)]]).all()
+
+
+@KINDS
+@HEADS
+@pytest.mark.usefixtures("tiling")
+def test_a_forbidden_label_with_smoothing(needs, kind):
+    """It loses infinitely, as in eager code, among other forbidden tokens too; its gradients are finite."""
+    for reduction, forbidden in (("none", [6]), ("mean", [6, 200]), ("none", [6, 200])):
+        problem = Problem((14,), needs=needs, reduction=reduction, label_smoothing=0.1, ce_weight=True)
+        problem.bias[forbidden] = -torch.inf
+        problem.targets[3] = 6
+        with target_device(kind):
+            found = problem.ours()
+        exact = problem.exact()
+        assert torch.equal(found.output.loss.double(), exact.output.loss) and (found.output.loss == torch.inf).all()
+        for ours, wanted in zip(found.gradients, exact.gradients, strict=True):
+            if wanted is not None:
+                torch.testing.assert_close(ours.double(), wanted, rtol=1e-4, atol=1e-5)
