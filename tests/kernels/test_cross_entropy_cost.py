@@ -82,9 +82,9 @@ def test_products(kind, needs, reduction, budget, products):
 
 def test_fp16_waits_for_its_loss_scale():
     """Small fp16 gradients only survive once the loss scale has been applied: a trained head is computed again for it."""
-    for needs, products in ((FROZEN, 2), (TRAINED, 4)):
+    for needs, options, products in ((FROZEN, "plain", 2), (FROZEN, "smooth", 3), (TRAINED, "plain", 4)):
         with FakeTensorMode(), target_device("cuda"), FlopCounterMode(display=False) as counter:
-            step(needs, dtype=torch.float16)
+            step(needs, dtype=torch.float16, **OPTIONS[options])
         assert counter.get_total_flops() == products * 2 * ROWS * WIDTH * VOCAB
 
 
