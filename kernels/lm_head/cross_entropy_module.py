@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
+
 import torch
 from torch import Tensor, nn
 
@@ -39,10 +41,12 @@ class FusedLinearCrossEntropyLoss(nn.Module):
         memory_budget: int | None = None,
     ) -> None:
         super().__init__()
-        self.options = CrossEntropyOptions(
+        options = CrossEntropyOptions(
             ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype, use_token_scaling,
             return_token_accuracy, return_predicted_tokens, logit_scale,
         )  # fmt: skip
+        for name, value in asdict(options).items():  # as attributes, which users of Liger-Kernel's module read and set
+            setattr(self, name, value)
         check_memory_budget(memory_budget)
         self.ce_weight = ce_weight
         self.prune = prune
@@ -62,8 +66,13 @@ class FusedLinearCrossEntropyLoss(nn.Module):
         Raises:
             TypeError, ValueError, RuntimeError: see `linear_cross_entropy`.
         """
-        numbers = {name: getattr(self.options, name) for name in self.options.__dataclass_fields__}
+        options = {field.name: getattr(self, field.name) for field in fields(CrossEntropyOptions)}
         return linear_cross_entropy(
-            _input, lin_weight, target, bias, self.ce_weight, **numbers,
+            _input, lin_weight, target, bias, self.ce_weight, **options,
             active_rows=active_rows, prune=self.prune, memory_budget=self.memory_budget,
         )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The options that differ from their defaults."""
+        given = ((field, getattr(self, field.name)) for field in fields(CrossEntropyOptions))
+        return ", ".join(f"{field.name}={value!r}" for field, value in given if value != field.default)

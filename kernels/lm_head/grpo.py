@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from frostline.kernels.lm_head.autograd import as_autocast_would, flat
-from frostline.kernels.lm_head.checks import ActiveRows, check_device, check_head, check_memory_budget, check_shape
+from frostline.kernels.lm_head.checks import (
+    ActiveRows,
+    check_device,
+    check_head,
+    check_memory_budget,
+    check_shape,
+    check_tensors,
+)
 from frostline.kernels.lm_head.entropy import with_entropy_weights, with_highest_entropies
 from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.head import Onto, Statistics, Wants
@@ -144,6 +151,7 @@ def fused_linear_grpo_loss(
     Raises:
         TypeError, ValueError, RuntimeError: see `linear_logprob`.
     """
+    check_tensors(hidden, weight, bias, targets, _NAMES)
     hidden, weight, bias = as_autocast_would(hidden, weight, bias)
     _check(hidden, weight, bias, targets, mask, advantages)
     check_memory_budget(memory_budget)

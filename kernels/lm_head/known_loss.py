@@ -44,7 +44,8 @@ class KnownLoss(Protocol):
         """The loss and its metrics, from the statistics of all rows, [n]."""
 
     def upstream(self, found: Statistics, rows: slice) -> Onto:
-        """What the loss asks of these rows (whole groups); of a loss of each row, what it asks of its own."""
+        """What the loss asks of these rows (whole groups); of a loss of each row, what it asks of its own. Asked again in the
+        backward, where gradients are put off (`LossCall.in_forward`), of the log-prob and the log-normaliser alone."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class _LinearLoss(torch.autograd.Function):
             value, metrics = call.loss.total(statistics)
         ctx.late = ctx.plan.strategy is Strategy.RECOMPUTE
         again = (hidden, weight, bias) if ctx.empty or ctx.late or kept is not None else (None,) * 3
-        known = (statistics.logp, statistics.reference, statistics.log_total, statistics.spread) if ctx.late else (None,) * 4
+        known = (statistics.logp, statistics.reference, statistics.log_total) if ctx.late else (None,) * 3
         # Through save_for_backward: autograd clones what it finds on an attribute when it accumulates it.
         ctx.save_for_backward(*only_wanted(ctx, formed), kept, head.targets, *again, *known)
         ctx.mark_non_differentiable(*metrics)
@@ -173,9 +174,8 @@ def _times(gradient: Tensor, factor: Tensor) -> Tensor:
 
 def _late(ctx: Any, head: Head, formed: Gradients, known: Sequence[Tensor], factor: Tensor) -> Gradients:
     """The gradients by way of the logits, computed again with what arrived at the loss; not that which was formed first."""
-    logp, reference, log_total, spread = known
-    statistics = Statistics(logp, reference, log_total, spread=spread)
-    asked = ctx.call.loss.upstream(statistics, slice(0, logp.shape[0]))
+    statistics = Statistics(*known)
+    asked = ctx.call.loss.upstream(statistics, slice(0, head.targets.shape[0]))
     onto = asked.map(lambda values: head.only_active(values * factor))
     needs = replace(ctx.needs, hidden=ctx.needs.hidden and formed.hidden is None)
     found = recomputed(head, ctx.plan, needs, statistics, onto)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cross_entropy_reference import Problem
 
-from frostline.kernels import FusedLinearCrossEntropyLoss, linear_cross_entropy
+from frostline.kernels import FusedLinearCrossEntropyLoss, linear_cross_entropy, linear_logprob
 
 WIDTH, VOCAB = 12, 300
 NUMBERS = [
@@ -92,3 +92,24 @@ def test_the_accumulators_dtype_is_taken_without_effect(accum_dtype):
     found = problem.ours(accum_dtype=accum_dtype)
     for name, value in wanted.numbers().items():
         assert torch.equal(value, found.numbers()[name]), name
+
+
+def test_the_modules_options_are_attributes_that_can_be_set():
+    """As of the module that it takes the place of."""
+    hidden, weight, labels = torch.randn(6, 8), torch.randn(30, 8), torch.tensor([1, 2, 3, 0, 0, 29])
+    module = FusedLinearCrossEntropyLoss(label_smoothing=0.1, reduction="sum")
+    assert (module.label_smoothing, module.reduction, module.ignore_index) == (0.1, "sum", -100)
+    assert repr(module) == "FusedLinearCrossEntropyLoss(label_smoothing=0.1, reduction='sum')"
+    module.ignore_index = 0
+    wanted = torch.nn.functional.cross_entropy(
+        hidden @ weight.t(), labels, label_smoothing=0.1, reduction="sum", ignore_index=0
+    )
+    torch.testing.assert_close(module(weight, hidden, labels), wanted)
+
+
+@pytest.mark.parametrize("function", [linear_logprob, linear_cross_entropy])
+def test_a_module_given_as_weight_is_refused_as_it_was_under_autocast(function):
+    head = torch.nn.Linear(8, 30, bias=False)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="weight: got Linear, wanted a tensor"):
+        function(torch.randn(6, 8), head, torch.zeros(6, dtype=torch.int64))
+    assert head.weight.dtype == torch.float32
