@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from frostline.kernels.lm_head import tiles, walk
-from frostline.kernels.lm_head.head import Gradients, Head, Onto, Statistics, Upstream, Wants
+from frostline.kernels.lm_head.head import Gradients, Head, Onto, OntoLogits, Statistics, Upstream, Wants
 from frostline.kernels.lm_head.output_tiles import workspace_size
 from frostline.kernels.lm_head.plan import Needs, Plan
 from frostline.kernels.lm_head.walk import Running, Walk
@@ -111,8 +111,8 @@ def blocks(
         running = Running.new(block, wants)
         walk.reduce(block, slice(0, vocab), x, running, workspace)
         running.finish(block, found)
-        onto = upstream(found, rows).map(Tensor.contiguous)  # the gradient of a sum is expanded; tiles read it row by row
-        walk.gradient(block, slice(0, vocab), x, None if buffer is None else tile, found, found.miss, onto)
+        onto = OntoLogits.of(upstream(found, rows), found.miss)
+        walk.gradient(block, slice(0, vocab), x, None if buffer is None else tile, found, onto)
         if d_hidden is not None and mean is not None:
             mm_wide(tile, head.weight, mean[:size])
             d_hidden[rows] = mean[:size]
@@ -147,19 +147,18 @@ def recompute(head: Head, plan: Plan, needs: Needs, statistics: Statistics, onto
         onto: what the loss asks of all rows.
     """
     count, width = head.hidden.shape
-    onto = onto.map(Tensor.contiguous)  # the gradient of a sum is expanded; tiles read it row by row
     d_hidden = head.empty(count, width) if needs.hidden else None
     d_weight = torch.empty_like(head.weight, memory_format=torch.contiguous_format) if needs.weight else None
     d_bias = head.empty(head.weight.shape[0]) if needs.bias else None
-    tiled, miss = Walk(head, plan, _NOTHING_ELSE, statistics=False), statistics.miss
+    tiled, asked = Walk(head, plan, _NOTHING_ELSE, statistics=False), OntoLogits.of(onto, statistics.miss)
     whole = plan.row_block >= count
     sums = head.empty(plan.vocab_tile, width) if needs.weight and not whole else None
     clean = head.clean_hidden() if needs.weight and whole else head.hidden
     for columns in _slices(head.weight.shape[0], plan.vocab_tile):
         d_weight_sum = None if sums is None else sums[: columns.stop - columns.start]
         for rows in _slices(count, plan.row_block):
-            block, here = head.rows(rows), onto.rows(rows)
-            tile = tiled.gradient(block, columns, statistics.rows(rows), miss[rows], here)
+            block = head.rows(rows)
+            tile = tiled.gradient(block, columns, statistics.rows(rows), asked.rows(rows))
             if d_hidden is not None:
                 mm_wide(tile, head.weight[columns], d_hidden[rows], accumulate=columns.start > 0)
             if d_bias is not None:

@@ -137,6 +137,27 @@ class Onto:
         return -self.logp if self.log_normaliser is None else self.log_normaliser - self.logp
 
 
+@dataclass(frozen=True)
+class OntoLogits:
+    """The same as `tiles.gradient_tile` takes it, all [n] and contiguous: tiles read it row by row."""
+
+    at_target: Tensor
+    onto_p: Tensor
+    entropy: Tensor | None = None
+    all: Tensor | None = None
+
+    @staticmethod
+    def of(onto: Onto, miss: Tensor) -> OntoLogits:
+        """`miss` is 1 - p of the target."""
+        optional = (None if given is None else given.contiguous() for given in (onto.entropy, onto.all))
+        return OntoLogits(onto.at_target(miss), onto.onto_p, *optional)
+
+    def rows(self, rows: slice) -> OntoLogits:
+        """The same of some rows."""
+        optional = (None if given is None else given[rows] for given in (self.entropy, self.all))
+        return OntoLogits(self.at_target[rows], self.onto_p[rows], *optional)
+
+
 # What the loss asks of the rows of a slice, from what was found of them: how a known loss enters the pass.
 Upstream: TypeAlias = Callable[[Statistics, slice], Onto]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frostline.kernels.lm_head import fused, tiles
-from frostline.kernels.lm_head.head import Head, Onto, Statistics, Wants
+from frostline.kernels.lm_head.head import Head, OntoLogits, Statistics, Wants
 from frostline.kernels.lm_head.output_tiles import workspace_size
 from frostline.kernels.lm_head.problem import Plan, round_up
 from frostline.kernels.matmul import mm_wide
@@ -102,15 +102,14 @@ class Walk:
         tiles.fold_tile(x, *rest, out, *state, columns.start, limit, *scalars(block))
         return x if out is None else out
 
-    def gradient(self, block: Head, columns: slice, known: Statistics, miss: Tensor, onto: Onto) -> Tensor:
+    def gradient(self, block: Head, columns: slice, known: Statistics, onto: OntoLogits) -> Tensor:
         """The gradient with respect to a tile's raw logits."""
         out = self._out(block, columns)
         if self.logits is None and out is not None:
-            state = known.reference, known.log_total, onto.at_target(miss), onto.onto_p, *_through_entropy(known, onto)
-            fused.gradient_logits(*_operands(block, columns), *state, out, columns.start, *scalars(block))
+            fused.gradient_logits(*_operands(block, columns), *_known(known, onto), out, columns.start, *scalars(block))
             return out
         x = self._product(block, columns)[0]
-        gradient(block, columns, x, out, known, miss, onto)
+        gradient(block, columns, x, out, known, onto)
         return x if out is None else out
 
     def _product(self, block: Head, columns: slice) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -141,12 +140,11 @@ def reduce(block: Head, columns: slice, x: Tensor | None, running: Running, work
         tiles.spread_tile(x, bias, targets, *into, columns.start, *scalars(block))
 
 
-def gradient(block: Head, columns: slice, x: Tensor, out: Tensor | None, known: Statistics, miss: Tensor, onto: Onto) -> None:
+def gradient(block: Head, columns: slice, x: Tensor, out: Tensor | None, known: Statistics, onto: OntoLogits) -> None:
     """Turn a tile of raw logits `x` into its gradient, in `out` or in place."""
-    state = known.reference, known.log_total, onto.at_target(miss), onto.onto_p, *_through_entropy(known, onto)
     every = onto.all, None if onto.all is None else _column_weight(block, columns)
     bias = None if block.bias is None else block.bias[columns]
-    tiles.gradient_tile(x, bias, block.targets, *state, *every, out, columns.start, *scalars(block))
+    tiles.gradient_tile(x, bias, block.targets, *_known(known, onto), *every, out, columns.start, *scalars(block))
 
 
 def scalars(head: Head) -> tuple[float, float, bool]:
@@ -154,8 +152,9 @@ def scalars(head: Head) -> tuple[float, float, bool]:
     return head.transform.inner, head.transform.outer, head.transform.capped
 
 
-def _through_entropy(known: Statistics, onto: Onto) -> tuple[Tensor | None, Tensor | None]:
-    return onto.entropy, None if onto.entropy is None else known.entropy
+def _known(known: Statistics, onto: OntoLogits) -> tuple[Tensor | None, ...]:
+    entropy = None if onto.entropy is None else known.entropy
+    return known.reference, known.log_total, onto.at_target, onto.onto_p, onto.entropy, entropy
 
 
 def _column_weight(block: Head, columns: slice) -> Tensor | None:

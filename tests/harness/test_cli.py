@@ -283,7 +283,7 @@ def test_ctrl_c_offers_to_go_on_only_where_a_session_was_begun(monkeypatch, caps
     monkeypatch.setattr(commands.sessions, "measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     session = SimpleNamespace(id="01a2")
     with pytest.raises(Interrupted) as stopped:
-        commands._finish(None, session, store, None)
+        commands._finish(SimpleNamespace(looks=SimpleNamespace(most=8)), session, store, None)
     code, said = ended(monkeypatch, capsys, stopped.value)
     assert code == 130 and len(said.splitlines()) == 1
     assert f"frostline run --resume 01a2 --db '{tmp_path}/with space.db'" in said and "everything measured so far" in said

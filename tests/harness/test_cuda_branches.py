@@ -14,6 +14,7 @@ from frostline.harness.cost import predict
 from frostline.harness.declare import Step
 from frostline.harness.meters.cuda_branches import CudaBranches
 from frostline.harness.meters.memory import LiveBytes, measure_peaks
+from frostline.kernels.lm_head.plan import override
 from frostline.kernels.matmul import target_device
 from frostline.suites.cost_model import cost_model
 
@@ -105,14 +106,17 @@ def test_nothing_of_it_is_left_behind() -> None:
     ],
 )
 def test_a_decoder_takes_what_it_took_on_an_h200(side: str, lm_head: str, measured: int) -> None:
-    """Bytes above the inputs of torch 2.11.0+cu130, by `frostline cost cost_model --preset paper --measure`."""
+    """Bytes above the inputs of torch 2.11.0+cu130, by `frostline cost cost_model --preset paper --measure`, when a trained
+    head with a known loss still preferred the accumulator here, and what goes onto a logit was told in up to two figures a row less.
+    """
     case = {"layers": 4, "vocab": 128256, "seq_len": 1024, "batch": 8, "hidden": 2048, "lm_head": lm_head}
-    cost = predict(
-        lambda: cost_model.function(side, "cpu", **case, dtype="bfloat16", masked=0.0),
-        context=target_device("cuda"),
-        device="cuda",
-    )
-    assert cost.figures["peak_above_inputs"] == measured
+    with override(keep_tiles=False):
+        cost = predict(
+            lambda: cost_model.function(side, "cpu", **case, dtype="bfloat16", masked=0.0),
+            context=target_device("cuda"),
+            device="cuda",
+        )
+    assert 0 <= cost.figures["peak_above_inputs"] - measured <= 2 * 4 * 8 * 1024
 
 
 def attended(dtype: torch.dtype = torch.bfloat16, width: int = 64, **options: Any) -> Callable[[], Step]:

@@ -8,6 +8,7 @@ import pytest
 
 from frostline.results.record import Outcome, Verdict
 from frostline.results.store import Store
+from frostline.results.verdict import brief
 
 PYPROJECT = """
 [build-system]
@@ -59,7 +60,7 @@ def compared(scratch_repo, tmp_path: Path, frostline):
         assert done.returncode == 0, done.stdout + done.stderr
         with Store.open(db, create=False) as store:
             (verdict,) = [one for one in store.verdicts(store.session().id) if one.metric == "step_time"]
-        assert verdict.sentence in done.stdout
+        assert brief(verdict) in done.stdout
         return verdict
 
     return compare
