@@ -58,10 +58,14 @@ def _rounds(store: Store, session: Session) -> str:
     """How many rounds the cases have, and why not all that were planned, where they have fewer."""
     if session.detail.get("predicted"):
         return "predicted"
-    of_case = store.rounds_of(session.id)
+    of_case, planned = store.rounds_of(session.id), Looks.of_plan(session.plan).rounds
     counts = sorted({of_case.get(case.id, 0) for case in store.cases(session.id)} or {0})
     had = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     if store.judged_since_measured(session.id):
         cut = any(OUT_OF_TIME in verdict.flags for verdict in store.verdicts(session.id))
         return f"{had}, the time ended it" if cut else had
-    return f"{had} of {Looks.of_plan(session.plan).rounds}, not finished"
+    if len(store.sides(session.id)) == 1:  # of which nothing is ever concluded
+        short = {case.id for case in store.cases(session.id) if of_case.get(case.id, 0) < planned}
+        if short <= store.failed_cases(session.id):
+            return had
+    return f"{had} of {planned}, not finished"

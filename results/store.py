@@ -225,6 +225,11 @@ class Store:
         )
         return {row["case_id"]: row["rounds"] for row in self._query(sql, [session_id, Role.MEASURE])}
 
+    def failed_cases(self, session_id: str) -> set[str]:
+        """The ids of the cases in which a process that counts was not ok."""
+        sql = "SELECT DISTINCT case_id FROM process WHERE session_id = ? AND counted = 1 AND status != ?"
+        return {row["case_id"] for row in self._query(sql, [session_id, Status.OK])}
+
     def judged_since_measured(self, session_id: str) -> bool:
         """Whether the newest verdict of a session is newer than its newest process; not so where there is none."""
         measured = self._newest("SELECT started_at FROM process WHERE session_id = ?", session_id)

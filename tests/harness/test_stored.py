@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,9 +27,9 @@ INSTALLED = Source("installed", "installed", "some code")
 
 
 class Recorded:
-    """A session of two sides whose processes are made up: the second takes `ratio` times as long as the first."""
+    """A session whose processes are made up: a second side takes `ratio` times as long as the first."""
 
-    def __init__(self, store: Store, rounds: int = 8, cases: int = 1, names: tuple[str, str] = ("one", "two")) -> None:
+    def __init__(self, store: Store, rounds: int = 8, cases: int = 1, names: Sequence[str] = ("one", "two")) -> None:
         self.store = store
         sides = [Side(at, name, INSTALLED, at == 0) for at, name in enumerate(names)]
         found = [Case("toy", "v1", {"n": n}) for n in range(cases)]
@@ -47,9 +48,10 @@ class Recorded:
                         started_at=datetime.now(UTC).isoformat(), seconds=seconds,
                         measurements={"step_time": 1e6 * ratio**position},
                     )
-                    for position in (0, 1)
+                    for position in range(len(self.plan.sides))
                 ]  # fmt: skip
-                self.store.add_processes(records, [RoundRatio(*place, math.log(ratio) + noise, 4, Interleave.BLOCK)])
+                ratios = [RoundRatio(*place, math.log(ratio) + noise, 4, Interleave.BLOCK)]
+                self.store.add_processes(records, ratios[: len(records) - 1])
 
     def check(self) -> None:
         """Store that every output was right."""
@@ -138,6 +140,21 @@ def test_stored_sessions_are_listed_the_newest_first_with_what_is_there_of_them(
         assert store.session(row[0]).id == session.id, "what is shown of an id names it"
     with pytest.raises(UsageError, match=r"no session 'none' in .*; the last one is .*, frostline report --list has all$"):
         store.session("none")
+
+
+def test_a_side_without_others_is_finished_without_a_verdict(store):
+    alone = Recorded(store, names=("one",), cases=2)
+    alone.measure(range(8))
+    assert listed(store)[0][-1] == "8"
+    cut = Recorded(store, names=("one",))
+    cut.measure(range(5))
+    assert listed(store)[0][-1] == "5 of 8, not finished"
+    failed = ProcessRecord(
+        new_id(), cut.session.id, 0, cut.plan.cases[0].id, Role.MEASURE, 5, Status.CRASH, attempt=1,
+        started_at=datetime.now(UTC).isoformat(),
+    )  # fmt: skip
+    store.add_processes([failed])
+    assert listed(store)[0][-1] == "6"
 
 
 def test_the_command_lists_them(store, capsys, tmp_path):
