@@ -107,7 +107,7 @@ def test_nothing_of_it_is_left_behind() -> None:
 )
 def test_a_decoder_takes_what_it_took_on_an_h200(side: str, lm_head: str, measured: int) -> None:
     """Bytes above the inputs of torch 2.11.0+cu130, by `frostline cost cost_model --preset paper --measure`, when a trained
-    head with a known loss still preferred the accumulator here, and what goes onto a logit was told in up to two figures a row less.
+    head with a known loss still preferred the accumulator here, and up to two figures a row less were kept.
     """
     case = {"layers": 4, "vocab": 128256, "seq_len": 1024, "batch": 8, "hidden": 2048, "lm_head": lm_head}
     with override(keep_tiles=False):
