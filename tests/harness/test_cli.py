@@ -229,7 +229,7 @@ def test_a_budget_ends_a_run_and_resume_finishes_it(frostline, bench, tmp_path):
     began = time.monotonic()
     done = frostline("run", f"{bench}::naps", "--rounds", 40, "--budget", "8s", "--db", db, "--markdown", markdown)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     said = "the time ended it: 2 of 2 cases have fewer rounds than planned"
     assert said in done.stdout and said in markdown.read_text() and said in frostline("report", "--db", db).stdout
     with Store.open(db, create=False) as store:

@@ -94,8 +94,8 @@ STREAM = "    count, width = head.hidden.shape\n    result, rounded"
         ),
         pytest.param(
             "kernels/lm_head/known_loss.py",
-            "        ctx.late =",
-            "        ctx.states = hidden.float()\n        ctx.late =",
+            "        ctx.plan, ctx.empty =",
+            "        ctx.states = hidden.float()\n        ctx.plan, ctx.empty =",
             r"128\.0 MiB of \[8,192, 4,096\] float32, made by aten\._to_copy at \S+/known_loss\.py:\d+ forward",
             id="a saved tensor kept alive",
         ),
