@@ -62,9 +62,9 @@ def axis_of(plan: Plan, asked: str | None) -> str:
         said = (
             f"--axis: {plan.cases[0].suite} has no axis {axis!r}" if asked else "--axis: name the axis whose largest size fits"
         )
-        raise UsageError(f"{said}; {plan.cases[0].suite} has {', '.join(whole)}")
+        raise UsageError(f"{said}; {plan.cases[0].suite} has {', '.join(whole) or 'none of whole numbers'}")
     if axis not in whole:
-        raise UsageError(f"--axis: {axis} of {plan.cases[0].suite} is no whole number; {', '.join(whole)} are")
+        raise UsageError(f"--axis: {axis} of {plan.cases[0].suite} is no whole number; {', '.join(whole) or 'none'} are")
     return axis
 
 
