@@ -19,7 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from frostline.harness.contents import content_hash
-from frostline.results.record import NothingMeasured, content_id
+from frostline.harness.outputs import why_not_writable_folder
+from frostline.results.record import NothingMeasured, UsageError, content_id
 
 OWN_ROOMS = ("frostline.harness", "frostline.results", "frostline.suites", "frostline.dashboards")
 """Never taken from a source: both sides are measured by the harness that runs, and answer the same questions."""
@@ -65,13 +66,14 @@ def cached(key: Any, label: str, write: Callable[[Path, Path], Sequence[str]]) -
         write: gets an empty directory for its work and one to be for the packages; returns the packages' dotted names.
 
     Raises:
+        UsageError: the cache cannot be written.
         NothingMeasured: the entry vanished, or whatever `write` raises.
     """
     if found := find_export(key):
         return found
     exports = _exports()
     place = exports / content_id(key)
-    exports.mkdir(parents=True, exist_ok=True)
+    _make_writable(exports)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=exports, ignore_cleanup_errors=True) as scratch:
         work, new = Path(scratch, "work"), Path(scratch, "new")
         work.mkdir()
@@ -83,6 +85,16 @@ def cached(key: Any, label: str, write: Callable[[Path, Path], Sequence[str]]) -
     if found := _read(place):
         return found
     raise NothingMeasured(f"{label}: the export at {place} was removed while it was being made")
+
+
+def _make_writable(exports: Path) -> None:
+    try:
+        exports.mkdir(parents=True, exist_ok=True)
+        problem = why_not_writable_folder(exports)
+    except OSError as error:
+        problem = f"{exports}: {error.strerror or error}"
+    if problem:
+        raise UsageError(f"FROSTLINE_CACHE: nothing can be kept there: {problem}; name a folder that can be written")
 
 
 def provided(directory: Path, prefix: str = "") -> Iterator[str]:

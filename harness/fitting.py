@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -62,9 +63,9 @@ def axis_of(plan: Plan, asked: str | None) -> str:
         said = (
             f"--axis: {plan.cases[0].suite} has no axis {axis!r}" if asked else "--axis: name the axis whose largest size fits"
         )
-        raise UsageError(f"{said}; {plan.cases[0].suite} has {', '.join(whole)}")
+        raise UsageError(f"{said}; {plan.cases[0].suite} has {', '.join(whole) or 'none of whole numbers'}")
     if axis not in whole:
-        raise UsageError(f"--axis: {axis} of {plan.cases[0].suite} is no whole number; {', '.join(whole)} are")
+        raise UsageError(f"--axis: {axis} of {plan.cases[0].suite} is no whole number; {', '.join(whole) or 'none'} are")
     return axis
 
 
@@ -81,11 +82,16 @@ def largest_sizes(plan: Plan, asked: Fitting, progress: Progress, early: Sequenc
     work = [(case, side) for case in _cases(plan, axis) for side in plan.sides_of(case)]
     with Predictors(plan, early) as predictors, progress, ThreadPoolExecutor(len(work)) as pool:
         progress.begin(len(work), "predicting")
-        answers = [pool.submit(_search, predictors, asked, axis, case, side) for case, side in work]
+        stopped = threading.Event()
+        answers = [pool.submit(_search, predictors, asked, axis, case, side, stopped) for case, side in work]
         found = []
-        for (case, side), answer in zip(work, answers, strict=True):
-            found.append(answer.result())
-            progress.step(f"{side.implementation}, {plan.name_of(case)}")
+        try:
+            for (case, side), answer in zip(work, answers, strict=True):
+                found.append(answer.result())
+                progress.step(f"{side.implementation}, {plan.name_of(case)}")
+        except BaseException:  # Ctrl-C above all: the pool waits for its searches, and each would go on to its answer
+            stopped.set()
+            raise
     return found
 
 
@@ -96,8 +102,10 @@ def _cases(plan: Plan, axis: str) -> list[Case]:
     return list(first.values())
 
 
-def _search(predictors: Predictors, asked: Fitting, axis: str, case: Case, side: Side) -> Fit:
+def _search(predictors: Predictors, asked: Fitting, axis: str, case: Case, side: Side, stopped: threading.Event) -> Fit:
     def try_size(size: int) -> Tried:
+        if stopped.is_set():
+            raise _NoAnswer("stopped")
         tried = replace(case, params={**case.params, axis: size})
         return _tried(next(predictors.submit([(side, tried)])).result(), asked.workspace)
 

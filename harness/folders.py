@@ -87,7 +87,8 @@ def _packages(place: Path, asked: Source) -> Source:
     wanted = asked.targets or [name for name in provided(place) if name not in OWN_ROOMS]
     tops = {name.partition(".")[0] for name in wanted}
     entries = [entry for entry in sorted(place.iterdir()) if entry.name.partition(".")[0] in tops]
-    states = {path: file_state(path.resolve()) for entry in entries for path in _importable_files(entry)}
+    lying = without_own(path for entry in entries for path in _importable_files(entry))
+    states = {path: file_state(path.resolve()) for path in lying}
     names = {path: path.relative_to(place).as_posix() for path in states}
     identity = content_id(["path", sorted((names[path], state) for path, state in states.items()), sorted(wanted)])
     files = {PurePosixPath(names[path]): partial(_read_unchanged, path, state) for path, state in states.items()}

@@ -82,9 +82,12 @@ def largest_that_fits(try_size: Callable[[int], Tried], limit: float, first: int
         if size > _ENOUGH:
             return Largest(low, known[low].peak, no_end=True, falls=_falls(known))
         if _operators_at(known, size) > MOST_OPERATORS:
-            if _is_straight(known) or (len(known) > 1 and known[low].operators > MOST_OPERATORS):
+            if (reach := _reach(known)) >= _FURTHER * low:  # and there a step may have no more operators than here
+                size = reach
+            elif _is_straight(known) or (len(known) > 1 and known[low].operators > MOST_OPERATORS):
                 return Largest(size, _on_line(known, size), line_up_to=low, falls=_falls(known))
-            size = min(size, _FURTHER * low)
+            else:
+                size = min(size, _FURTHER * low)
         low, high = (size, 0) if fits(size) else (low, size)
     width, narrowed = high - low, True
     while width > 1:
@@ -130,6 +133,12 @@ def _operators_at(known: Mapping[int, Tried], size: int) -> float:
     return known[last].operators * size / last if size > last else 0.0
 
 
+def _reach(known: Mapping[int, Tried]) -> int:
+    """The largest size of which a step has no more than `MOST_OPERATORS`, whatever it has for each step of its size."""
+    last = max(known)
+    return int(MOST_OPERATORS * last / known[last].operators)
+
+
 def _falls(known: Mapping[int, Tried]) -> tuple[int, int] | None:
     sizes = sorted(known)
     return next((pair for pair in pairwise(sizes) if known[pair[1]].peak < known[pair[0]].peak), None)
@@ -152,10 +161,10 @@ def fits_table(found: Sequence[Fit], axis: str, limit: float, notes: Sequence[st
     if any(remarks):
         columns.append(Column("", prose=True))
         rows = [[*row, (remark,)] for row, remark in zip(rows, remarks, strict=True)]
-    always = {name: value for name, value in found[0].case.params.items() if name not in axes and name != axis}
-    said = f"always {', '.join(f'{name}={value}' for name, value in always.items())}"
+    always = [f"{name}={value}" for name, value in found[0].case.params.items() if name not in axes and name != axis]
+    said = [f"always {', '.join(always)}"] if always else []
     return Table(
-        f"{found[0].case.suite}: the largest {axis} that fits {format_value(limit, 'B')}", columns, rows, [said, *notes]
+        f"{found[0].case.suite}: the largest {axis} that fits {format_value(limit, 'B')}", columns, rows, [*said, *notes]
     )
 
 

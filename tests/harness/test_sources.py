@@ -262,6 +262,22 @@ class TestDirectories:
         write(tmp_path, {"elsewhere/deep.py": "value = 2\n"})
         assert made(f"path:{folder}").identity != source.identity
 
+    def test_our_database_among_packages_is_no_part_of_them(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "packages", {"one/__init__.py": ""})
+        source = made(f"path:{folder}")
+        with Store.open(folder / "one/kept.db"), Store.open(folder / "one.db"):
+            assert made(f"path:{folder}").identity == source.identity
+        assert made(f"path:{folder}").identity == source.identity
+
+    @pytest.mark.parametrize("cache", ["/proc/nowhere", "/dev/null"])
+    def test_a_cache_that_cannot_be_written_is_a_mistake(
+        self, tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = write(tmp_path / "packages", {"lone.py": ""})
+        monkeypatch.setenv("FROSTLINE_CACHE", cache)
+        with pytest.raises(UsageError, match=rf"^FROSTLINE_CACHE: nothing can be kept there: {cache}.*; name a folder"):
+            made(f"path:{folder}")
+
     def test_what_is_no_source(self, tmp_path: Path) -> None:
         write(tmp_path / "notes", {"notes.md": ""})
         with pytest.raises(UsageError, match=r"^HEAD: path:.*/nowhere is no directory$"):

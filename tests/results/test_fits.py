@@ -10,13 +10,15 @@ from frostline.results.fits import MOST_OPERATORS, Fit, Largest, Tried, fits_tab
 from frostline.results.record import Case
 
 
-def searched(peak: Callable[[int], float], limit: float, first: int, operators: float = 0.0) -> tuple[Largest, list[int]]:
-    """The answer, and the sizes that were tried; a step has so many `operators` for each step of its size."""
+def searched(
+    peak: Callable[[int], float], limit: float, first: int, operators: float = 0.0, fixed: float = 0.0
+) -> tuple[Largest, list[int]]:
+    """The answer, and the sizes that were tried; a step has so many `operators` for each step of its size, beside `fixed`."""
     sizes: list[int] = []
 
     def try_size(size: int) -> Tried:
         sizes.append(size)
-        return Tried(peak(size), operators * size)
+        return Tried(peak(size), fixed + operators * size)
 
     return largest_that_fits(try_size, limit, first), sizes
 
@@ -51,6 +53,13 @@ def test_what_would_take_too_long_is_told_by_the_line() -> None:
     found, sizes = searched(lambda n: 1000.0 + 3 * n, 1000 + 3e6, 1024, operators=MOST_OPERATORS / 5000)
     assert sizes == [1024, 2048, 4096]
     assert found == Largest(10**6, 1000 + 3e6, line_up_to=4096)
+
+
+def test_a_step_of_few_operators_at_any_size_is_tried_at_any_size() -> None:
+    """Small sizes say nothing of what a bend far off does, and are no reason to trust a line."""
+    found, sizes = searched(lambda n: 1000.0 + 3 * n + 5.0 * max(0, n - 10**7), 1e9, 16, fixed=8.0)
+    assert found.size == (10**9 - 1000 + 5 * 10**7) // 8 and not found.line_up_to
+    assert {found.size, found.size + 1} <= set(sizes) and len(sizes) <= 12
 
 
 def test_a_bend_is_passed_before_a_line_is_trusted() -> None:
@@ -90,3 +99,5 @@ def test_the_table_says_where_an_answer_comes_from() -> None:
     assert "| 7 | plain | 12,345 | 1.000 GiB |" in text
     assert "1,000,000" in text and "up to 4,096" in text
     assert "none" in text and "not installed" in text and "as predicted" in text
+    alone = fits_table([Fit(Case("one", "1", {"n": 1}), "plain", Largest(0))], "n", 2**31, ["as predicted"])
+    assert alone.notes == ["as predicted"], "and nothing of axes where there are no others"
