@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from frostline.kernels.lm_head import engine, tiles
-from frostline.kernels.lm_head.checks import is_readable
+from frostline.kernels.lm_head.checks import check_head, check_tensors, is_readable
 from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.head import Gradients, Head, Onto, Statistics, Wants
 from frostline.kernels.lm_head.plan import Needs, Plan, Problem
@@ -25,6 +26,16 @@ def as_autocast_would(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tu
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(kind)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def checked_inputs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, names: Mapping[str, str]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Hidden states, weight and bias, checked and cast as autocast would; `names` and what is raised: `checks.check_head`."""
+    check_tensors(hidden, weight, bias, targets, names)
+    hidden, weight, bias = as_autocast_would(hidden, weight, bias)
+    check_head(hidden, weight, bias, targets, names)
+    return hidden, weight, bias
 
 
 def flat(hidden: Tensor, rows: Rows) -> Tensor:

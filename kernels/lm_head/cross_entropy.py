@@ -19,14 +19,12 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from frostline.kernels.lm_head.autograd import as_autocast_would, flat
+from frostline.kernels.lm_head.autograd import checked_inputs, flat
 from frostline.kernels.lm_head.checks import (
     ActiveRows,
     check_device,
-    check_head,
     check_memory_budget,
     check_shape,
-    check_tensors,
 )
 from frostline.kernels.lm_head.head import Onto, Statistics, Wants
 from frostline.kernels.lm_head.known_loss import LossCall, linear_loss
@@ -220,9 +218,7 @@ def linear_cross_entropy(
         ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype, use_token_scaling,
         return_token_accuracy, return_predicted_tokens, logit_scale,
     )  # fmt: skip
-    check_tensors(hidden, weight, bias, targets, _NAMES)
-    hidden, weight, bias = as_autocast_would(hidden, weight, bias)
-    check_head(hidden, weight, bias, targets, _NAMES)
+    hidden, weight, bias = checked_inputs(hidden, weight, bias, targets, _NAMES)
     check_memory_budget(memory_budget)
     _check_class_weights(ce_weight, weight, hidden)
     labels = targets.long()  # a narrow dtype would wrap the number it is compared with: in uint8, -100 is 156

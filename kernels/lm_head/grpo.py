@@ -13,14 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frostline.kernels.lm_head.autograd import as_autocast_would, flat
+from frostline.kernels.lm_head.autograd import checked_inputs, flat
 from frostline.kernels.lm_head.checks import (
     ActiveRows,
     check_device,
-    check_head,
     check_memory_budget,
     check_shape,
-    check_tensors,
 )
 from frostline.kernels.lm_head.entropy import with_entropy_weights, with_highest_entropies
 from frostline.kernels.lm_head.fused import fusable
@@ -151,9 +149,8 @@ def fused_linear_grpo_loss(
     Raises:
         TypeError, ValueError, RuntimeError: see `linear_logprob`.
     """
-    check_tensors(hidden, weight, bias, targets, _NAMES)
-    hidden, weight, bias = as_autocast_would(hidden, weight, bias)
-    _check(hidden, weight, bias, targets, mask, advantages)
+    hidden, weight, bias = checked_inputs(hidden, weight, bias, targets, _NAMES)
+    _check(hidden, targets, mask, advantages)
     check_memory_budget(memory_budget)
     transform = Transform.of(temperature)
     contributes = contributing(mask, advantages, options)
@@ -238,8 +235,7 @@ def _formed_in_forward(
     return rows if forms_in_forward(problem) else None
 
 
-def _check(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, mask: Tensor, advantages: Tensor) -> None:
-    check_head(hidden, weight, bias, targets, _NAMES)
+def _check(hidden: Tensor, targets: Tensor, mask: Tensor, advantages: Tensor) -> None:
     if hidden.ndim != 3:
         raise ValueError(f"_input: got shape {tuple(hidden.shape)}, wanted (batch, sequence, hidden)")
     check_shape(mask, tuple(targets.shape), "attention_mask", "that of selected_token_ids")
@@ -282,7 +278,7 @@ def _reference_logps(
     if isinstance(reference, Tensor):
         return reference
     with torch.no_grad():
-        hidden, weight, bias = as_autocast_would(reference.hidden, reference.weight, reference.bias)
-        check_head(hidden, weight, bias, targets, _REFERENCE_NAMES)
+        given = reference.hidden, reference.weight, reference.bias
+        hidden, weight, bias = checked_inputs(*given, targets, _REFERENCE_NAMES)
         logp: Tensor = logprob_of_rows(hidden, weight, bias, targets, rows, transform, memory_budget=memory_budget)[0]
     return logp.reshape(targets.shape)

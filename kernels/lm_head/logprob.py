@@ -15,7 +15,7 @@ from torch import Tensor
 
 from frostline.kernels.lm_head import engine
 from frostline.kernels.lm_head.autograd import (
-    as_autocast_would,
+    checked_inputs,
     flat,
     make_head,
     needs_of,
@@ -24,7 +24,7 @@ from frostline.kernels.lm_head.autograd import (
     recomputed,
     scaled_rows,
 )
-from frostline.kernels.lm_head.checks import ActiveRows, check_head, check_memory_budget, check_shape, check_tensors
+from frostline.kernels.lm_head.checks import ActiveRows, check_memory_budget, check_shape
 from frostline.kernels.lm_head.first_order import first_order_only
 from frostline.kernels.lm_head.head import Gradients, Onto, Statistics, Wants
 from frostline.kernels.lm_head.plan import Plan, Strategy, make_plan
@@ -117,9 +117,7 @@ def linear_logprob(
         RuntimeError: a weight whose values are not here (ZeRO-3, FSDP, DTensor).
     """
     transform = Transform.of(temperature, softcap, logit_scale)
-    check_tensors(hidden, weight, bias, targets, _NAMES)
-    hidden, weight, bias = as_autocast_would(hidden, weight, bias)
-    check_head(hidden, weight, bias, targets, _NAMES)
+    hidden, weight, bias = checked_inputs(hidden, weight, bias, targets, _NAMES)
     check_memory_budget(memory_budget)
     if active is not None:
         check_shape(active, tuple(targets.shape), "active", "that of targets")

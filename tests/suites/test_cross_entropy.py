@@ -254,7 +254,7 @@ def peak(implementation, lm_head, seq_len):
 
 
 CASES = [
-    pytest.param("trainable", 1024, marks=pytest.mark.xfail(strict=True, reason="two copies of the hidden states over it")),
+    pytest.param("trainable", 1024, marks=pytest.mark.xfail(strict=True, reason="a copy of the hidden states over it")),
     ("trainable", 4096),
     ("trainable", 16384),
     ("frozen", 1024),
