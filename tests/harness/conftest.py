@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +67,14 @@ def scratch_repo(tmp_path: Path) -> Callable[..., ScratchRepo]:
         return repo
 
     return make
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children that Ctrl-C reaches: a process that was started in the background ignores SIGINT, and so would they."""
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, ours)
 
 
 @pytest.fixture

@@ -169,13 +169,11 @@ def test_help_is_there_for_every_command(frostline):
         assert done.returncode == 0 and "Usage" in done.stdout
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_exits_130_and_can_be_finished(frostline, bench, tmp_path):
     db = tmp_path / "naps.db"
     command = [sys.executable, "-P", "-m", "frostline.harness.cli", "run", f"{bench}::naps", "--rounds", "6", "--db", str(db)]
-    # A process that was started in the background ignores SIGINT, and so would its children.
-    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    signal.signal(signal.SIGINT, ours)
     assert running.stderr is not None
     said = next(line for line in running.stderr if "round 1 of n=2" in line)
     os.kill(running.pid, signal.SIGINT)
@@ -289,6 +287,7 @@ def test_ctrl_c_offers_to_go_on_only_where_a_session_was_begun(monkeypatch, caps
     assert f"frostline run --resume 01a2 --db '{tmp_path}/with space.db'" in said and "everything measured so far" in said
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
     (tmp_path / "typer.py").write_text(
         "import os, signal, threading, time\n"
@@ -297,7 +296,6 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
     )
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", "frostline.harness", "--help"]
-    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # see above
     done = subprocess.run(
         command,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -306,5 +304,4 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
         check=False,
         timeout=20,
     )
-    signal.signal(signal.SIGINT, ours)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "frostline: interrupted\n")

@@ -209,6 +209,7 @@ def workers_of(pid):
     return found
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_no_process(tmp_path):
     (tmp_path / "bench.py").write_text(SUITE)
     command = [sys.executable, "-P", "-m", "frostline.harness.cli", "run", str(tmp_path / "bench.py"), "--isolation", "fork"]
