@@ -20,6 +20,7 @@ from frostline.harness.front.measure import compare, cost, report, run
 from frostline.harness.front.options import DEFAULT_DB, DbOption, ImplementationsOption, SetOption, make_request
 from frostline.harness.front.plan import plan
 from frostline.harness.front.printing import command_line, progress
+from frostline.harness.leaving import end_all
 from frostline.results.record import Interrupted, NothingMeasured, UsageError
 
 USAGE_ERROR, NOTHING_MEASURED, INTERNAL_ERROR, INTERRUPTED = 2, 4, 70, 130
@@ -208,7 +209,10 @@ def _fail(message: str, code: int) -> None:
     if message:  # none where the parser has printed the help
         print(f"frostline: {message}", file=sys.stderr)
     sys.stderr.flush()
-    os._exit(code) if code == INTERRUPTED else sys.exit(code)
+    if code == INTERRUPTED:  # at once, whatever threads there are
+        end_all()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

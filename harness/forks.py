@@ -26,6 +26,7 @@ from frostline.harness.isolation import (
     environment,
     thread_variables,
 )
+from frostline.harness.leaving import ends_with_us, has_ended
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch then counts GPUs without waking CUDA, which no copy could use
 
@@ -75,6 +76,7 @@ class Zygote:
             env=environment(path, hash_seed, 1, python) | {NVML_CHECK: "1"},
             start_new_session=True,
         )
+        ends_with_us(self.close)
         theirs.close()
         os.close(output)
         self._tail = Tail(own_output)
@@ -117,6 +119,7 @@ class Zygote:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_S)
         self._process.end()
+        has_ended(self.close)
         self._tail.join()
 
     def _await_ready(self) -> None:

@@ -16,12 +16,13 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from frostline.harness.interpreters import OWN, Interpreter
+from frostline.harness.leaving import ends_with_us, has_ended, uninterrupted
 from frostline.results.record import Module, Status, UsageError
 
 STDERR_KEPT = 16_384  # characters of the end of a process' output that are stored
@@ -96,11 +97,17 @@ class Spawned(subprocess.Popen[bytes]):
     isolation = "spawn"
     fate = ""
 
+    def __init__(self, command: Sequence[str], **how: Any) -> None:
+        with uninterrupted():  # or a process would run that nobody knows of
+            super().__init__(command, **how)
+            ends_with_us(self.end)
+
     def end(self) -> None:
         """Kill it and its children, and wait until it is gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
+        has_ended(self.end)
 
 
 def spawn(start: Start, ends: Ends) -> Handle:
@@ -290,6 +297,10 @@ class Process:
         if self._command >= 0:
             os.close(self._command)
             self._command = -1
+
+    def kill(self) -> None:
+        """End it by force. Whoever waits for its answer is told that it ended."""
+        self._handle.end()
 
     def close(self) -> None:
         """End it: first by closing its commands, then by force. Its children go with it."""

@@ -132,7 +132,7 @@ class Predictors:
         self._plan, self._lock = plan, threading.Lock()
         sources = {side.source.identity: side.source for side in plan.sides}
         threads = max(1, min(MOST, usable_cores()) // len(sources))
-        self._unanswered = set(early)
+        self._early, self._unanswered = early, set(early)
         self._teams = {
             identity: _Team(ThreadPoolExecutor(threads), [] if source.path else [(one, -1) for one in early][:threads])
             for identity, source in sources.items()
@@ -141,9 +141,14 @@ class Predictors:
     def __enter__(self) -> Predictors:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for team in self._teams.values():
-            team.pool.shutdown(cancel_futures=True)
+            team.pool.shutdown(wait=False, cancel_futures=True)
+        if kind is not None:  # whoever interrupts does not wait for what is being predicted
+            for process in (*self._early, *(one for team in self._teams.values() for one in team.started)):
+                process.kill()
+        for team in self._teams.values():
+            team.pool.shutdown()
         close_processes([process for team in self._teams.values() for process in team.started])
 
     def predict_all(self) -> Iterator[tuple[Case, list[Run]]]:
