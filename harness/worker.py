@@ -206,7 +206,21 @@ class Worker:
                     from frostline.harness.meters.memory import LiveBytes
 
                     self.tracker = stack.enter_context(LiveBytes())
-            self.step = build()
+            try:
+                self.step = build()
+            except Exception:
+                self._require_device()  # which says more than what torch says
+                raise
+
+    def _require_device(self) -> None:
+        if "torch" not in sys.modules:
+            return
+        import torch
+
+        number = int(self.device.partition(":")[2] or 0)
+        if self.device.startswith("cuda") and number >= torch.cuda.device_count():
+            found = f"torch {torch.__version__} finds {torch.cuda.device_count() or 'no'} GPU here"
+            raise UsageError(f"--device: {self.device}, and {found}; wanted one that is there, or cpu")
 
     def _seed_torch(self) -> None:
         import torch

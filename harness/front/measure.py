@@ -67,7 +67,8 @@ def run(
 
     check_outputs({"--markdown": markdown})
     if bool(suite) == bool(resume):
-        raise UsageError("SUITE: name one suite (frostline run grpo), or an interrupted session (--resume last), not both")
+        wanted = "name one suite (frostline run grpo), or an interrupted session (--resume last)"
+        raise UsageError(f"SUITE: {suite!r} and --resume {resume}: {wanted}, not both" if suite else f"SUITE: {wanted}")
     if resume:
         _nothing_but_resume(context)
     request = make_request(

@@ -255,6 +255,18 @@ def test_a_metric_that_no_meter_can_read_is_left_out(measured):
         one.go()
 
 
+def test_a_gpu_that_is_not_there_is_a_mistake_of_one_line(measured):
+    one = measured()
+    one.file.write_text(
+        "import torch\nfrom frostline.harness import suite\n\n@suite()\n"
+        "def adding(implementation, device):\n    x = torch.ones(4, device=device)\n    return lambda: x + x\n"
+    )
+    one.plan = plan_run(Request(str(one.file), rounds=1, device="cuda:99"))
+    one.session = sessions.open_session(one.plan, one.store, "test", {})
+    with pytest.raises(UsageError, match=r"--device: cuda:99, and torch \S+ finds (no|\d) GPU here; wanted one that is there"):
+        one.go()
+
+
 TIMED = """
 import time
 from frostline.harness import Step, suite
