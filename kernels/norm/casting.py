@@ -18,17 +18,23 @@ def rms_of(eps: float, offset: float, casting_mode: str | int) -> Norm:
     """The constants of an RMS norm.
 
     Raises:
-        ValueError: no such casting mode.
+        ValueError: no such casting mode, or an `eps` that is negative or no finite number.
     """
     mode = _NUMBERED.get(casting_mode, "") if isinstance(casting_mode, int) else casting_mode
     if mode not in _ROUNDED:
         raise ValueError(f"casting_mode: got {casting_mode!r}, wanted one of {', '.join(_ROUNDED)}")
-    return Norm(float(eps), float(offset), centred=False, rounded=_ROUNDED[mode])
+    return Norm(_checked(eps), float(offset), centred=False, rounded=_ROUNDED[mode])
 
 
 def layer_of(eps: float) -> Norm:
-    """The constants of a layer norm, computed in fp32 and rounded once."""
-    return Norm(float(eps), 0.0, centred=True, rounded=False)
+    """The constants of a layer norm, computed in fp32 and rounded once. Raises ValueError for `eps` as `rms_of` does."""
+    return Norm(_checked(eps), 0.0, centred=True, rounded=False)
+
+
+def _checked(eps: float) -> float:
+    if not 0.0 <= eps < float("inf"):  # a root of less than nothing would be NaN, and reach the loss as that
+        raise ValueError(f"eps: got {eps!r}, wanted a finite number of at least 0")
+    return float(eps)
 
 
 def initial(size: int, init_fn: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from norm_reference import EPS, doubles, eager_rms, error, exact, gradients, leaves, normalised
@@ -364,6 +366,9 @@ MISTAKES = {
     r"R: got shape \(1, 8\)": lambda: fused_add_rms_norm(X, X[:1], None, EPS),
     "R: got device meta": lambda: fused_add_rms_norm(X, X.to("meta"), None, EPS),
     "casting_mode: got 'bf16'": lambda: rms_norm(X, None, EPS, 0.0, "bf16"),
+    "eps: got -1e-06, wanted a finite number of at least 0": lambda: layer_norm(X, None, None, -1e-6),
+    "eps: got nan": lambda: rms_norm(X, None, math.nan),
+    "eps: got inf": lambda: RMSNorm(8, eps=math.inf),
     "casting_mode: got 3": lambda: RMSNorm(8, casting_mode=3),
     "init_fn: got 'random'": lambda: FusedAddRMSNorm(8, init_fn="random"),
 }
