@@ -15,7 +15,7 @@ from frostline.results.record import UsageError
 
 _CHOICES = {
     "lm_head": ("frozen", "trainable"),
-    "loss": ("known", "unknown"),
+    "loss": ("known", "cross_entropy", "unknown"),
     "dtype": ("bfloat16", "float16", "float32"),
     "device": ("cuda", "cpu"),
 }
@@ -30,10 +30,12 @@ class PlanQuestion:
     Attributes:
         tokens, hidden, vocab: the shapes: hidden states [tokens, hidden], weight [vocab, hidden].
         lm_head: "frozen" or "trainable". bias: whether there is one, trained with the weight.
-        loss: "known" when the forward runs (the fused losses), or "unknown" (log-probs with any loss on top).
+        loss: "known" when the forward runs (a fused policy loss), "cross_entropy" (known as well, and never put together from
+            several rows), or "unknown" (log-probs with any loss on top).
         dtype: of hidden states and weight.
         entropy: whether the loss has a gradient through entropies. masked: whether some tokens do not count.
         group: tokens that the loss judges together: 1, or the length of a completion.
+        label_smoothing, token_accuracy: whether a cross entropy has the one and tells the other (or predicted tokens).
         memory_budget: bytes above the inputs that may be used, or None.
         device: whose branches are taken.
     """
@@ -50,6 +52,8 @@ class PlanQuestion:
     group: int = 1
     memory_budget: int | None = None
     device: str = "cuda"
+    label_smoothing: bool = False
+    token_accuracy: bool = False
 
     def __post_init__(self) -> None:
         for name, words in _CHOICES.items():
@@ -58,13 +62,24 @@ class PlanQuestion:
         for name in ("tokens", "hidden", "vocab", "group"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name}: got {getattr(self, name)}, wanted a whole number from 1 on")
+        for name in ("label_smoothing", "token_accuracy"):
+            if getattr(self, name) and self.loss != "cross_entropy":
+                raise UsageError(f"--{name.replace('_', '-')}: got --loss {self.loss}, wanted cross_entropy with it")
+        if self.loss == "cross_entropy" and (self.entropy or self.group > 1):
+            given = "--entropy" if self.entropy else f"--group {self.group}"
+            raise UsageError(f"{given}: a cross entropy has neither entropies nor groups; leave it out, or take another --loss")
         if self.tokens % self.group:
             raise UsageError(f"--group: got {self.group}, wanted a divisor of the {self.tokens} tokens")
 
     def __str__(self) -> str:
-        loss = (
-            f"loss {self.loss}" + (", with entropies" if self.entropy else "") + (", some tokens masked" if self.masked else "")
-        )
+        parts = {
+            ", with entropies": self.entropy,
+            ", with label smoothing": self.label_smoothing,
+            ", with token accuracy": self.token_accuracy,
+            ", some tokens masked": self.masked,
+        }
+        loss = "cross entropy" if self.loss == "cross_entropy" else f"loss {self.loss}"
+        loss += "".join(part for part, there in parts.items() if there)
         group = f", judged in groups of {self.group:,}" if self.group > 1 else ""
         return (
             f"{self.tokens:,} tokens{group}, hidden {self.hidden:,}, vocab {self.vocab:,}, {self.dtype}, lm_head {self.lm_head}"

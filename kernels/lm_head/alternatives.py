@@ -72,7 +72,7 @@ def _why_not(strategy: Strategy, problem: Problem) -> str:
         return "a gradient is needed"
     if strategy is Strategy.STREAM:
         trained = "the weight is trained" if needs.weight else "the bias is trained" if needs.bias else ""
-        return trained or "a gradient goes through the entropy"
+        return trained or f"a gradient goes through {'a sum of the logits' if problem.spread else 'the entropy'}"
     return obstacle(problem) or "as many products as stream, and all logits of a block of rows in memory"
 
 

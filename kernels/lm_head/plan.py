@@ -86,7 +86,10 @@ def plan(
     device: str = "cuda",
     *,
     loss_known: bool = False,
+    told_again: bool = False,
     entropy: bool = False,
+    spread: bool = False,
+    best: bool = False,
     masked: bool = False,
     group: int = 1,
 ) -> Plan:
@@ -99,8 +102,11 @@ def plan(
         needs_grad: which of hidden, weight and bias require a gradient; `Needs()` for none.
         memory_budget: bytes above the inputs that may be used. None: what the unfused path would need, at most.
         device: "cuda" or "cpu"; without a GPU here, "cuda" is one of the generation that the fused kernels are made for.
-        loss_known: True for `FusedLinearGRPOLoss`, False for `linear_logprob`.
+        loss_known: True for `FusedLinearGRPOLoss` and `linear_cross_entropy`; False for `linear_logprob`, or losses per row.
+        told_again: whether the loss can tell the backward again what it asks: True for `linear_cross_entropy`.
         entropy: whether a gradient goes through entropies.
+        spread: whether a sum of logits over the vocabulary is wanted, as label smoothing does.
+        best: whether the best column of a row is wanted, as token accuracy and predicted tokens do.
         masked: whether some rows may not count.
         group: consecutive rows that the loss judges together: 1, or the length of a completion at sequence level.
 
@@ -125,11 +131,14 @@ def plan(
         dtype=dtype,
         needs=needs_grad,
         loss_known=loss_known,
+        loss_told_again=loss_known and told_again,
         entropy=entropy,
+        spread=spread,
+        best=best,
         group=group,
         masked=masked,
         device=device,
-        fusable=rows > 0 and fusable_shape(hidden, dtype, device),
+        fusable=rows > 0 and fusable_shape(hidden, dtype, device) and not spread,
         memory_budget=memory_budget,
     )
     return make_plan(problem)

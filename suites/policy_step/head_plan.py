@@ -21,8 +21,11 @@ def plan_of_head(question: PlanQuestion) -> PlanAnswer:
         Needs(hidden=True, weight=trained, bias=trained and question.bias),
         question.memory_budget,
         question.device,
-        loss_known=question.loss == "known",
+        loss_known=question.loss != "unknown",
+        told_again=question.loss == "cross_entropy",
         entropy=question.entropy,
+        spread=question.label_smoothing,
+        best=question.token_accuracy,
         masked=question.masked,
         group=question.group,
     )

@@ -109,12 +109,17 @@ def test_a_suite_without_a_plan(frostline, bench):
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"loss": "maybe"}, "--loss: got 'maybe', wanted known or unknown"),
+        ({"loss": "maybe"}, "--loss: got 'maybe', wanted known or cross_entropy or unknown"),
         ({"dtype": "int8"}, "--dtype: got 'int8', wanted bfloat16 or float16 or float32"),
         ({"device": "tpu"}, "--device: got 'tpu', wanted cuda or cpu"),
         ({"tokens": 0}, "--tokens: got 0, wanted a whole number from 1 on"),
         ({"hidden": -1}, "--hidden: got -1, wanted a whole number from 1 on"),
         ({"vocab": 0}, "--vocab: got 0, wanted a whole number from 1 on"),
+        ({"token_accuracy": True}, "--token-accuracy: got --loss known, wanted cross_entropy with it"),
+        (
+            {"loss": "cross_entropy", "group": 2},
+            "--group 2: a cross entropy has neither entropies nor groups; leave it out, or take another --loss",
+        ),
         ({"group": 3}, "--group: got 3, wanted a divisor of the 8 tokens"),
     ],
 )

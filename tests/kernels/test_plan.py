@@ -11,7 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from frostline.kernels import FusedLinearGRPOLoss, alternatives, linear_logprob, plan
+from frostline.kernels import FusedLinearGRPOLoss, alternatives, linear_cross_entropy, linear_logprob, plan
+from frostline.kernels.lm_head import known_loss
 from frostline.kernels.lm_head.alternatives import format_bytes
 from frostline.kernels.lm_head.fused import fusable
 from frostline.kernels.lm_head.plan import Needs, Problem, Strategy, forms_in_forward, make_plan, override
@@ -355,6 +356,7 @@ def test_why(needs, changes, says):
         (Needs(), {}, Strategy.STREAM, "no gradient is needed"),
         (FROZEN, {}, Strategy.BLOCKS, "as many products as stream, and all logits of a block of rows in memory"),
         (FROZEN, {"entropy": True}, Strategy.STREAM, "a gradient goes through the entropy"),
+        (FROZEN, {"spread": True}, Strategy.STREAM, "a gradient goes through a sum of the logits"),
         (TRAINED, {}, Strategy.STREAM, "the weight is trained"),
         (BIAS, {}, Strategy.STREAM, "the bias is trained"),
         (TRAINED, {"loss_known": False}, Strategy.BLOCKS, "the loss is not known when the forward runs"),
@@ -415,3 +417,15 @@ def test_a_budget_that_is_missed_by_less_than_is_shown_says_by_how_much(needs, s
     tight = alternatives(problem(needs, memory_budget=1)).options
     least = min(one.plan.peak_bytes for one in tight if one.plan is not None and one.plan.strategy is strategy)
     assert re.search(says, alternatives(problem(needs, memory_budget=least - 1)).why)
+
+
+@pytest.mark.parametrize("needs", [FROZEN, TRAINED])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"return_token_accuracy": True}])
+def test_plan_asks_what_cross_entropy_asks(monkeypatch, needs, options):
+    asked = []
+    monkeypatch.setattr(known_loss, "make_plan", lambda problem, **how: asked.append(problem) or make_plan(problem, **how))
+    hidden = torch.randn(6, 8, requires_grad=True)
+    linear_cross_entropy(hidden, torch.randn(10, 8, requires_grad=needs.weight), torch.tensor([1, 2, 3, 4, 5, 6]), **options)
+    wants = {"spread": "label_smoothing" in options, "best": "return_token_accuracy" in options}
+    chosen = plan(6, 8, 10, torch.float32, needs, device="cpu", loss_known=True, told_again=True, **wants)
+    assert chosen.problem == replace(asked[0], masked=False)
