@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from frostline.kernels.arguments import FLOATING, is_distributed
 from frostline.kernels.matmul import device_kind
 
 # How many rows count: a number that the host knows, "ask" for one question to the device, None for nothing of both.
 ActiveRows: TypeAlias = "int | Literal['ask'] | None"
-
-FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def is_readable(tensor: Tensor) -> bool:
@@ -79,7 +78,7 @@ def check_weight(weight: Tensor, name: str) -> None:
     """Refuse a weight whose values are not here; computing on it would read nothing, or somebody else's memory."""
     if not isinstance(weight, Tensor):
         raise TypeError(f"{name}: got {type(weight).__name__}, wanted a tensor: of a model's head, `head_parameters` gives it")
-    if any(kind.__name__ == "DTensor" for kind in type(weight).__mro__):
+    if is_distributed(weight):
         raise RuntimeError(f"{name}: got a DTensor, wanted a plain tensor: pass {name}.full_tensor(), or gather it first")
     if weight.numel() == 0 or weight.untyped_storage().nbytes() == 0:
         raise RuntimeError(

@@ -25,7 +25,8 @@ from functools import lru_cache
 
 import torch
 
-from frostline.kernels.lm_head.checks import FLOATING, check_memory_budget
+from frostline.kernels.arguments import FLOATING
+from frostline.kernels.lm_head.checks import check_memory_budget
 from frostline.kernels.lm_head.fused import fusable_shape
 from frostline.kernels.lm_head.peaks import predicted_peak
 from frostline.kernels.lm_head.problem import Needs, Plan, Problem, Strategy

@@ -1,7 +1,7 @@
 """The norms under autograd: one node, whose backward asks for no more than autograd does.
 
 The node is written for the host's time: what does not depend on the call is kept in the context, and the kernels are reached
-without a dispatch (`tiles.plain`). Where somebody must see operators, the registered ones take over.
+without a dispatch (`backends.plain`). Where somebody must see operators, the registered ones take over.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frostline.kernels.backends import plain
 from frostline.kernels.norm import tiles
 from frostline.kernels.norm.layout import Needs, Norm
 
@@ -21,7 +22,7 @@ def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm)
     keep = torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     )
-    if not tiles.plain(x, weight, bias):
+    if not plain(x, weight, bias):
         return tiles.seen_forward(x, None, weight, bias, norm, keep)[0]
     if keep:
         return _apply_norm(x, weight, bias, norm)  # type: ignore[no-any-return]  # apply has no type
@@ -34,7 +35,7 @@ def add_and_normalise(x: Tensor, residual: Tensor, weight: Tensor | None, norm: 
     keep = torch.is_grad_enabled() and (
         x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
     )
-    if not tiles.plain(x, residual, weight):
+    if not plain(x, residual, weight):
         y, total = tiles.seen_forward(x, residual, weight, None, norm, keep)
     elif keep:
         return _apply_add_norm(x, residual, weight, norm)  # type: ignore[no-any-return]  # apply has no type
@@ -67,7 +68,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, stats = ctx.saved_tensors
-        if torch.is_grad_enabled() or not tiles.plain(dy):
+        if torch.is_grad_enabled() or not plain(dy):
             return *tiles.seen_backward(dy, None, x, weight, stats, ctx.norm, ctx.needs), None
         return *ctx.planned(dy, None, x, weight, stats), None
 
@@ -90,7 +91,7 @@ class _AddNorm(torch.autograd.Function):
         if dy is None:
             return dtotal, dtotal, None, None
         total, weight, stats = ctx.saved_tensors
-        if torch.is_grad_enabled() or not tiles.plain(dy, dtotal):
+        if torch.is_grad_enabled() or not plain(dy, dtotal):
             dx, dweight, _ = tiles.seen_backward(dy, dtotal, total, weight, stats, ctx.norm, ctx.needs)
         else:
             dx, dweight, _ = ctx.planned(dy, dtotal, total, weight, stats)

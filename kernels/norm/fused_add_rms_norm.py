@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from frostline.kernels.arguments import refuse_distributed
 from frostline.kernels.norm.autograd import add_and_normalise
 from frostline.kernels.norm.casting import initial, rms_of
-from frostline.kernels.norm.checks import check, refuse_distributed
+from frostline.kernels.norm.checks import check
 
 
 def fused_add_rms_norm(

@@ -11,19 +11,18 @@ None, and neither computed nor allocated; the parameters' gradients are summed i
 On the CPU and for float64 they are torch operators (`tiles_torch`), on CUDA Triton kernels (`tiles_triton`, imported at the
 first launch). `torch.ops.frostline.norm` and `norm_backward` are the same for whoever must see an operator: the compiler, fake
 tensors, dispatch modes. An operator cannot leave a result out: what is not asked for is empty there. Dispatch costs a few
-microseconds of the host's time, so plain tensors outside of all that go past it (`plain`).
+microseconds of the host's time, so plain tensors outside of all that go past it (`backends.plain`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from frostline.kernels.backends import Backends
 from frostline.kernels.matmul import accumulator_dtype
 from frostline.kernels.norm import tiles_torch
 from frostline.kernels.norm.geometry import most_walkers, tile_of, walkers
@@ -40,49 +39,8 @@ _SCHEMAS = {
     "norm_backward": f"(Tensor dy, Tensor? dtotal, Tensor x, Tensor? weight, Tensor stats, {_NORM}, bool needs_x,"
     " ScalarType? needs_weight, ScalarType? needs_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)",
 }
-_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
-
-_cpu_tiles: ModuleType = tiles_torch
-_cuda_tiles: ModuleType | None = None
-
-
-@contextmanager
-def interpreted() -> Iterator[None]:
-    """Run the Triton kernels on CPU tensors, interpreted: TRITON_INTERPRET=1 must be set before they are imported."""
-    global _cpu_tiles
-    from frostline.kernels.norm import tiles_triton
-
-    before, _cpu_tiles = _cpu_tiles, tiles_triton
-    try:
-        yield
-    finally:
-        _cpu_tiles = before
-
-
-def plain(*tensors: Tensor | None) -> bool:
-    """Whether nobody has to see an operator: no subclass, no compiler, no dispatch mode, no function transform."""
-    if torch.compiler.is_compiling():
-        return False
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN:
-            return False
-    return not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active()
-
-
-def _tiles(x: Tensor) -> ModuleType:
-    if not x.is_cuda:
-        return _cpu_tiles
-    if x.dtype == torch.float64:  # scalars reach a Triton kernel as fp32: not enough for float64
-        return tiles_torch
-    return _cuda_tiles or _import_triton()
-
-
-def _import_triton() -> ModuleType:
-    global _cuda_tiles
-    from frostline.kernels.norm import tiles_triton
-
-    _cuda_tiles = tiles_triton
-    return tiles_triton
+_backends = Backends(tiles_torch, "frostline.kernels.norm.tiles_triton")
+interpreted, _tiles = _backends.interpreted, _backends.of
 
 
 def forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: Norm, keep: bool) -> Forward:

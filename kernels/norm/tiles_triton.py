@@ -12,11 +12,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from frostline.kernels.launch import Launcher
+from frostline.kernels.layout import laid_out
 from frostline.kernels.norm import geometry
 from frostline.kernels.norm import kernels_triton as kernels
 from frostline.kernels.norm.geometry import Gpu, most_walkers, reduction, tile_of, walk_of, walkers
-from frostline.kernels.norm.launch import Launcher
-from frostline.kernels.norm.layout import Needs, Norm, laid_out
+from frostline.kernels.norm.layout import Needs, Norm
 
 LEAST_SHARED = 48 * 1024  # bytes that every GPU lets a program have
 _MOST_STEP = 8  # elements: 16 bytes of the narrowest dtype

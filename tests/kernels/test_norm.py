@@ -11,8 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from frostline.kernels.layout import row_stride
 from frostline.kernels.norm import FusedAddRMSNorm, LayerNorm, RMSNorm, fused_add_rms_norm, layer_norm, rms_norm, tiles
-from frostline.kernels.norm.layout import Norm, row_stride
+from frostline.kernels.norm.layout import Norm
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Blocks that are not full, with rows left over in the last tile; full ones; a long row, which is cut into chunks in fp32.

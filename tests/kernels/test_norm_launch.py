@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from frostline.kernels.norm import launch, tiles_triton
+from frostline.kernels import launch
+from frostline.kernels.norm import tiles_triton
 from frostline.kernels.norm.geometry import H200, WIDEST, Gpu, Tile, most_walkers, reduction, tile_of, walk_of, walkers
 
 
