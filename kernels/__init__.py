@@ -13,6 +13,8 @@ from frostline.kernels.lm_head.alternatives import alternatives
 from frostline.kernels.lm_head.plan import Needs, Plan, plan
 from frostline.kernels.lm_head.policy_options import PolicyOptions
 from frostline.kernels.norm import FusedAddRMSNorm, LayerNorm, RMSNorm, fused_add_rms_norm, layer_norm, rms_norm
+from frostline.kernels.rope import apply_rotary_pos_emb
+from frostline.kernels.swiglu import SwiGLUMLP, swiglu
 
 __all__ = [
     "CrossEntropyOutput",
@@ -24,7 +26,9 @@ __all__ = [
     "Plan",
     "PolicyOptions",
     "RMSNorm",
+    "SwiGLUMLP",
     "alternatives",
+    "apply_rotary_pos_emb",
     "fused_add_rms_norm",
     "fused_linear_grpo_loss",
     "head_parameters",
@@ -33,4 +37,5 @@ __all__ = [
     "linear_logprob",
     "plan",
     "rms_norm",
+    "swiglu",
 ]

@@ -34,7 +34,8 @@ class Backends:
 
     def __init__(self, in_torch: ModuleType, in_triton: str) -> None:
         self._in_torch, self._in_triton = in_torch, in_triton
-        self._cpu, self._cuda = in_torch, None
+        self._cpu = in_torch
+        self._cuda: ModuleType | None = None
 
     def of(self, x: Tensor) -> ModuleType:
         """The one that works on `x`."""
@@ -45,8 +46,8 @@ class Backends:
         return self._cuda or self._import()
 
     def _import(self) -> ModuleType:
-        self._cuda = import_module(self._in_triton)
-        return self._cuda
+        self._cuda = found = import_module(self._in_triton)
+        return found
 
     @contextmanager
     def interpreted(self) -> Iterator[None]:

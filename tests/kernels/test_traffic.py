@@ -7,11 +7,12 @@ import torch
 from frostline.kernels import matmul
 from frostline.kernels.lm_head import fused, tiles
 from frostline.kernels.norm import tiles as norms
+from frostline.kernels.pointwise import tiles as pointwise
 from frostline.kernels.traffic import size_of
 
 ROWS, WIDTH, H, V = 128, 512, 64, 1000
 SCALARS = (1.0, 1.0, False)
-DECLARED = {**matmul.TRAFFIC, **tiles.TRAFFIC, **fused.TRAFFIC, **norms.TRAFFIC}
+DECLARED = {**matmul.TRAFFIC, **tiles.TRAFFIC, **fused.TRAFFIC, **norms.TRAFFIC, **pointwise.TRAFFIC}
 
 
 def empty(*shape, dtype=torch.float32):
@@ -27,7 +28,13 @@ def moved(op, *args):
 
 
 def test_every_op_declares_its_traffic():
-    assert {op.__name__ for op in DECLARED} == {*tiles._SCHEMAS, *fused._SCHEMAS, *norms._SCHEMAS, "mm_wide"}
+    assert {op.__name__ for op in DECLARED} == {
+        *tiles._SCHEMAS,
+        *fused._SCHEMAS,
+        *norms._SCHEMAS,
+        *pointwise._SCHEMAS,
+        "mm_wide",
+    }
 
 
 def test_a_tile_in_memory():
@@ -119,3 +126,14 @@ def test_a_norm_in_chunks_reads_its_rows_twice():
 
 def test_what_is_expanded_is_read_once():
     assert size_of(torch.ones(1).expand(1000), None, torch.ones(3)) == 4 + 12
+
+
+def test_pointwise_ops_read_and_write_each_value_once():
+    q, k, table = narrow(2, 8, 16, 64), narrow(2, 2, 16, 64), narrow(1, 16, 64)
+    ops = torch.ops.frostline
+    assert moved(ops.rotate.default, q, k, table, table, False) == 2 * (2 * q.numel() + 2 * k.numel() + 2 * table.numel())
+    assert moved(ops.rotate.default, None, k, table, table, True) == 2 * (2 * k.numel() + 2 * table.numel())
+    gate, one = narrow(ROWS, WIDTH), 2 * ROWS * WIDTH
+    assert moved(ops.swiglu.default, gate, gate) == 3 * one
+    assert moved(ops.swiglu_backward.default, gate, gate, gate, True, True) == 5 * one
+    assert moved(ops.swiglu_backward.default, gate, gate, gate, False, True) == 3 * one  # up is not read
