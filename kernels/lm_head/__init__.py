@@ -5,6 +5,7 @@ from frostline.kernels.lm_head.cross_entropy_module import FusedLinearCrossEntro
 from frostline.kernels.lm_head.grpo import Reference, fused_linear_grpo_loss
 from frostline.kernels.lm_head.grpo_module import FusedLinearGRPOLoss
 from frostline.kernels.lm_head.head_module import head_parameters
+from frostline.kernels.lm_head.logits_cross_entropy import cross_entropy
 from frostline.kernels.lm_head.logprob import linear_logprob
 from frostline.kernels.lm_head.policy_options import PolicyOptions
 
@@ -14,6 +15,7 @@ __all__ = [
     "FusedLinearGRPOLoss",
     "PolicyOptions",
     "Reference",
+    "cross_entropy",
     "fused_linear_grpo_loss",
     "head_parameters",
     "linear_cross_entropy",

@@ -101,7 +101,7 @@ class CrossEntropyOptions:
 
 
 @dataclass(frozen=True)
-class _CrossEntropy:
+class CrossEntropy:
     """The loss over flat rows, a `KnownLoss`. All of it [n], 0 in rows that do not count:
 
     onto_target, onto_all: what the target's log-prob is multiplied by, and the sum of w_j log p_j over the classes (None: by
@@ -120,10 +120,12 @@ class _CrossEntropy:
 
     @property
     def per_row(self) -> bool:
+        """Whether it gives a loss of each row."""
         return self.options.reduction == "none"
 
     @property
     def wants(self) -> Wants:
+        """What it looks at beside the log-probs."""
         return Wants(spread=self.onto_all is not None, best=self.options.wants_best)
 
     def total(self, found: Statistics) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -143,6 +145,7 @@ class _CrossEntropy:
         return (loss, (z_loss, *best)) if self.per_row else (loss.sum(), (z_loss.sum(), *best))
 
     def upstream(self, found: Statistics, rows: slice) -> Onto:
+        """What it asks of some rows."""
         onto_all = None if self.onto_all is None else self.onto_all[rows]
         onto_lse = None if onto_all is None else -self.classes * onto_all
         if self.onto_square is not None:
@@ -220,31 +223,39 @@ def linear_cross_entropy(
     )  # fmt: skip
     hidden, weight, bias = checked_inputs(hidden, weight, bias, targets, _NAMES)
     check_memory_budget(memory_budget)
-    _check_class_weights(ce_weight, weight, hidden)
+    check_class_weights(ce_weight, weight.shape[0], hidden, "ce_weight", "hidden")
     labels = targets.long()  # a narrow dtype would wrap the number it is compared with: in uint8, -100 is 156
     rows = Rows.of(labels.numel(), labels != ignore_index, active_rows, gather=prune)
     chosen = rows.targets(labels, weight.shape[0])
-    loss = _make_loss(chosen, weight.shape[0], ce_weight, options, accumulator_dtype(hidden.dtype))
+    loss = make_loss(chosen, weight.shape[0], ce_weight, options, accumulator_dtype(hidden.dtype))
     transform, grad = Transform.of(1.0, softcap, logit_scale), torch.is_grad_enabled()
     call = LossCall(
         loss, transform, rows.masked, rows.gathered_from, prune, memory_budget, grad=grad, column_weight=ce_weight
     )  # fmt: skip
     value, (z_loss, *best) = linear_loss(flat(hidden, rows), weight, bias, chosen, call)
+    return outputs_of(value, (z_loss, *best), rows, chosen, targets, loss)
+
+
+def outputs_of(
+    value: Tensor, metrics: tuple[Tensor, ...], rows: Rows, chosen: Tensor, targets: Tensor, loss: CrossEntropy
+) -> Tensor | CrossEntropyOutput:
+    """What is returned of the `value` and `metrics` of a loss over the computed rows, which hold the targets `chosen`."""
+    options, (z_loss, *best) = loss.options, metrics
     value = rows.put(value).reshape(targets.shape) if loss.per_row else rows.whole(value)
     if not options.returns_more:
         return value
     predicted = best[0] if best else None
     return CrossEntropyOutput(
         value,
-        _reported(z_loss, rows, targets, loss.per_row) if return_z_loss else None,
-        _accuracy(predicted, chosen, rows, targets, loss) if return_token_accuracy and predicted is not None else None,
-        _spread_out(predicted, rows, targets) if return_predicted_tokens and predicted is not None else None,
+        _reported(z_loss, rows, targets, loss.per_row) if options.return_z_loss else None,
+        _accuracy(predicted, chosen, rows, targets, loss) if options.return_token_accuracy and predicted is not None else None,
+        _spread_out(predicted, rows, targets) if options.return_predicted_tokens and predicted is not None else None,
     )
 
 
-def _make_loss(
+def make_loss(
     targets: Tensor, vocab: int, ce_weight: Tensor | None, options: CrossEntropyOptions, dtype: torch.dtype
-) -> _CrossEntropy:
+) -> CrossEntropy:
     """The loss over the rows that are computed, whose `targets` [n] say which of them count."""
     counts = targets != INACTIVE
     number = counts.to(dtype)
@@ -254,7 +265,7 @@ def _make_loss(
     smoothing, square = options.label_smoothing, options.lse_square_scale
     share = _share(weights) if options.reduction == "mean" else 1.0
     share_of_number = _share(number) if options.reduction == "mean" else 1.0
-    return _CrossEntropy(
+    return CrossEntropy(
         targets=targets,
         onto_target=weights * ((smoothing - 1.0) * share),
         onto_all=number * (-smoothing / vocab * share) if smoothing else None,
@@ -274,7 +285,7 @@ def _reported(values: Tensor, rows: Rows, targets: Tensor, per_row: bool) -> Ten
     return rows.put(values).reshape(targets.shape) if per_row else rows.whole(values)
 
 
-def _accuracy(predicted: Tensor, chosen: Tensor, rows: Rows, targets: Tensor, loss: _CrossEntropy) -> Tensor:
+def _accuracy(predicted: Tensor, chosen: Tensor, rows: Rows, targets: Tensor, loss: CrossEntropy) -> Tensor:
     """Whether each row was predicted right, or the share of those that count."""
     counts = chosen != INACTIVE
     right = ((predicted == chosen) & counts).float()
@@ -286,14 +297,15 @@ def _spread_out(predicted: Tensor, rows: Rows, targets: Tensor) -> Tensor:
     return (rows.put(predicted + 1, left_out=0) - 1).reshape(targets.shape)
 
 
-def _check_class_weights(ce_weight: Tensor | None, weight: Tensor, hidden: Tensor) -> None:
+def check_class_weights(ce_weight: Tensor | None, vocab: int, like: Tensor, name: str, like_name: str) -> None:
+    """Check weights of `vocab` classes, called `name`. Raises TypeError or ValueError."""
     if ce_weight is None:
         return
     if not isinstance(ce_weight, Tensor) or not ce_weight.is_floating_point():
         got = ce_weight.dtype if isinstance(ce_weight, Tensor) else type(ce_weight).__name__
-        raise TypeError(f"ce_weight: got {got}, wanted a tensor of a floating dtype, or None")
-    check_shape(ce_weight, (weight.shape[0],), "ce_weight", "one for each row of weight")
-    check_device(ce_weight, hidden, "ce_weight", "hidden")
+        raise TypeError(f"{name}: got {got}, wanted a tensor of a floating dtype, or None")
+    check_shape(ce_weight, (vocab,), name, "one for each class")
+    check_device(ce_weight, like, name, like_name)
 
 
 def _is_finite(value: object) -> bool:

@@ -33,9 +33,14 @@ class Running:
     @staticmethod
     def new(block: Head, wants: Wants) -> Running:
         """Before the first tile of a block."""
-        count = block.hidden.shape[0]
-        target_logit, reference, total, rescale, moment, spread = block.empty(6, count)
-        tiles.target_logits(block.hidden, block.weight, block.bias, block.targets, target_logit, *scalars(block))
+        rows = block.empty(6, block.hidden.shape[0])
+        tiles.target_logits(block.hidden, block.weight, block.bias, block.targets, rows[0], *scalars(block))
+        return Running.begun(block, wants, rows)
+
+    @staticmethod
+    def begun(block: Head, wants: Wants, rows: Tensor) -> Running:
+        """The same in memory [6, rows] that begins with the targets' logits."""
+        target_logit, reference, total, rescale, moment, spread = rows
         torch.clamp(target_logit, min=torch.finfo(block.wide).min, out=reference)  # a token forbidden by a bias of -inf
         total.zero_()
         return Running(
@@ -45,7 +50,7 @@ class Running:
             rescale,
             moment.zero_() if wants.entropy else None,
             spread.zero_() if wants.spread else None,
-            _nothing_yet(block, count) if wants.best else None,
+            _nothing_yet(block, rows.shape[1]) if wants.best else None,
         )
 
     def finish(self, block: Head, result: Statistics) -> tuple[Tensor, Tensor]:
