@@ -15,7 +15,7 @@ def tiny_model(dtype=torch.float32, seed=0):
     """In training mode, every parameter away from what it begins with."""
     config = MuseGlimmerConfig(
         text_config={
-            "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 4, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "sliding_window": 8,
             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
         },
