@@ -1,4 +1,4 @@
-"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `cost`, `plan`, `doctor`, `import`, `export`, `db`. It parses, calls and prints.
+"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `import`, ... It parses, calls and prints.
 
 The commands are in `front/`. Those of `chart` are here, since nothing else of the harness reaches the dashboards.
 """

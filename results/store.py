@@ -157,7 +157,8 @@ class Store:
                     columns = ", ".join(row["name"] for row in self._query(f"PRAGMA main.table_info({table})"))
                     before = connection.total_changes
                     connection.execute(
-                        f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM other.{table} WHERE true ON CONFLICT DO NOTHING"
+                        f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM other.{table} "
+                        "WHERE true ON CONFLICT DO NOTHING"
                     )
                     if connection.total_changes > before:
                         added[table] = connection.total_changes - before

@@ -1,7 +1,7 @@
 """What a database holds as a flat file: measurements, or every sample, as CSV, Parquet or JSON.
 
-Texts are written as they are: a cell that begins with `=` stays one, since a figure that was changed on its way out is no longer
-what was measured. Open files of strangers in a spreadsheet as text.
+Texts are written as they are: a cell that begins with `=` stays one, since a text that was changed on its way out is
+no longer what was recorded. Open files of strangers in a spreadsheet as text.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def export(store: Store, path: Path, kind: str = "measurements", session_ids: Se
     frame = store.measurements(*session_ids) if kind == "measurements" else store.sample_frame(*session_ids)
     if frame.empty:
         raise UsageError(f"FILE: {store.path} holds no {kind} to export")
+    frame = _whole(frame)
     handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
@@ -52,6 +53,14 @@ def export(store: Store, path: Path, kind: str = "measurements", session_ids: Se
     finally:
         Path(name).unlink(missing_ok=True)
     return len(frame)
+
+
+def _whole(frame: pd.DataFrame) -> pd.DataFrame:
+    """Axes of whole numbers as such: where a suite lacks one, pandas made them fractions, to have a NaN."""
+    from frostline.results.frame import COLUMNS  # loads pandas, which the metadata need not
+
+    axes = [name for name in frame.columns if name not in COLUMNS and frame[name].dtype == float]
+    return frame.astype({name: "Int64" for name in axes if (frame[name].dropna() % 1 == 0).all()})
 
 
 def _csv(frame: pd.DataFrame, path: Path) -> None:
@@ -118,6 +127,7 @@ _QUERIES: dict[str, dict[str, str]] = {
     },
     "failures": {
         "title": "Processes that failed, with their reason",
-        "sql": "SELECT started_at, session_id, status, reason, stderr FROM process WHERE status != 'ok' ORDER BY started_at DESC",
+        "sql": "SELECT started_at, session_id, status, reason, stderr FROM process WHERE status != 'ok' "
+        "ORDER BY started_at DESC",
     },
 }

@@ -1,7 +1,8 @@
 """The forms of other programs' result files that are understood, each by what is in it and not by its name.
 
-Sources: pytest-benchmark's `--benchmark-json`; Google Benchmark's `--benchmark_format=json`; asv's result files of API version 2
-with `benchmarks.json` beside the machines' folders; the CSV of Liger-Kernel's `benchmark/data`; our own JSON of published tables.
+Sources: pytest-benchmark's `--benchmark-json`; Google Benchmark's `--benchmark_format=json`; asv's result files of API
+version 2 with `benchmarks.json` beside the machines' folders; the CSV of Liger-Kernel's `benchmark/data`; our own JSON of
+published tables.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def pytest_benchmark(data: Mapping[str, Any]) -> list[Figures]:
 
 
 def google_benchmark(data: Mapping[str, Any]) -> list[Figures]:
-    """A suite for each benchmark's function; the parts of its name behind it are the axes, its repetitions the processes' values."""
+    """A suite for each benchmark's function; the rest of its name are the axes, its repetitions processes."""
     context = data["context"]
     raw = [one for one in data["benchmarks"] if one.get("run_type", "iteration") == "iteration"]
     chosen = raw or [one for one in data["benchmarks"] if one.get("aggregate_name") == "median"]
@@ -147,7 +148,7 @@ def _named(part: str, place: int) -> tuple[str, int | float | str | bool]:
 
 
 def asv(data: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> list[Figures]:
-    """A suite for each benchmark, with asv's parameters (texts) as axes; a value that is null failed, one that is NaN was skipped."""
+    """A suite for each benchmark, with asv's parameters (texts) as axes: null is a failure, NaN was skipped."""
     columns, source = data["result_columns"], data["commit_hash"][:12]
     made = []
     for name, row in data["results"].items():
