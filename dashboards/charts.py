@@ -142,9 +142,9 @@ def _has(evidence: Evidence, role: Role, metric: str) -> bool:
 
 def _refuse_doubles(sessions: Sequence[tuple[Evidence, Role]]) -> None:
     """Two sessions of one role at the same sizes would be two lines of one name: which is which, no chart could tell."""
-    known: dict[tuple[Role, str], Evidence] = {}
+    known: dict[tuple[Role, str, bool], Evidence] = {}
     for evidence, role in sessions:
-        other = known.setdefault((role, _sizes(evidence)), evidence)
+        other = known.setdefault((role, _sizes(evidence), bool(evidence.session.origin)), evidence)
         if other is not evidence:
             raise UsageError(
                 f"--session: {other.session.id} and {evidence.session.id} are both {_KINDS[role]} at the same sizes;"
@@ -164,7 +164,9 @@ def _names(groups: Sequence[Sequence[tuple[Evidence, Role]]]) -> list[str]:
 
 
 def _kind(members: Sequence[tuple[Evidence, Role]]) -> str:
-    return " and ".join(_KINDS[role] for role in sorted({role for _, role in members}, key=list(_KINDS).index))
+    own = {role for evidence, role in members if not evidence.session.origin}
+    kinds = [_KINDS[role] for role in sorted(own, key=list(_KINDS).index)]
+    return " and ".join([*kinds, *(["imported"] if any(evidence.session.origin for evidence, _ in members) else [])])
 
 
 def _picture(
@@ -176,14 +178,23 @@ def _picture(
     samples: Samples | None,
 ) -> Picture:
     subject = _SUBJECTS[metric]
+    own = [member for member in members if not member[0].session.origin]
     by_role = {
         role: load_panels(evidence, metric=metric, role=role, against=against or usual_reference(evidence), samples=samples)
-        for evidence, role in members
+        for evidence, role in own
     }
     panels = overlay(by_role.get(Role.MEASURE, []), by_role.get(Role.PREDICT, []))
-    evidence, kind = members[0][0], _kind(members)
+    for evidence, role in members:
+        if evidence.session.origin:
+            panels = overlay(panels, load_panels(evidence, metric=metric, role=role, samples=samples))
+    evidence, kind = (own or members)[0][0], _kind(members)
     path = folder / f"crossover{subject.suffix}{name.replace(' ', '-')}.png"
     where = f"measured on {evidence.machine.label}" if Role.MEASURE in by_role else "predicted by the cost model for a CUDA GPU"
+    if not own:
+        where = f"imported, of {evidence.machine.label}"
+    elif len(own) < len(members):
+        labels = ", ".join(one.machine.label for one, _ in members if one.session.origin)
+        where += f"; hollow marks: imported, of {labels}"
     crossover_chart(
         panels,
         x_label="Sequence length (tokens)",

@@ -97,7 +97,9 @@ class Drawing:
         for bottom, top in bars(line):
             self._plot([bottom, top], color=look.colour, marker="_", markersize=5, linewidth=1, zorder=3.5)
         self._plot(points, color=look.colour, zorder=3, **(theme.PREDICTED_LINE if line.predicted else theme.MEASURED_LINE))
-        markers = theme.PREDICTED_MARKER if line.predicted else {"markerfacecolor": look.colour, **theme.MEASURED_MARKER}
+        own = {"markerfacecolor": look.colour, **theme.MEASURED_MARKER}
+        predicted = theme.PREDICTED_MARKER if line.predicted else own
+        markers = theme.IMPORTED_MARKER if line.imported else predicted
         self.axes.plot(line.xs, line.values, color=look.colour, marker=look.marker, linestyle="none", zorder=4, **markers)
 
     def _crown(self, line: Series, at: Point) -> None:

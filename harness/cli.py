@@ -1,4 +1,4 @@
-"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `cost`, `plan`, `doctor`. It parses, calls and prints.
+"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `import`, ... It parses, calls and prints.
 
 The commands are in `front/`. Those of `chart` are here, since nothing else of the harness reaches the dashboards.
 """
@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from frostline.harness.front.data import db_app, export, import_
 from frostline.harness.front.doctor import doctor
 from frostline.harness.front.gate import gate
 from frostline.harness.front.measure import compare, cost, report, run
@@ -36,6 +37,10 @@ app = typer.Typer(
 COMMANDS: Sequence[Callable[..., None]] = (run, compare, report, cost, plan, gate, doctor)
 for command in COMMANDS:
     app.command()(command)
+
+app.command("import")(import_)
+app.command()(export)
+app.add_typer(db_app, name="db")
 
 chart_app = typer.Typer(no_args_is_help=True, help="Draw a chart from what is stored.")
 app.add_typer(chart_app, name="chart")

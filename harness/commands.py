@@ -110,6 +110,8 @@ def measure_noise(plan: Plan, store: Store, progress: Progress, command: str) ->
 def resume(session_ref: str, store: Store, progress: Progress, budget_s: float | None = None) -> Measured:
     """Finish a session that was interrupted or ran out of time, by its stored plan but in as much time as is given now."""
     session = store.session(session_ref)
+    if session.origin:
+        raise UsageError(f"--resume: session {session.id} was imported ({session.origin}); wanted one that was measured here")
     if session.detail.get("predicted"):
         raise UsageError(f"--resume: session {session.id} predicted and measured nothing; ask again with frostline cost")
     plan = _stored_plan(session)
@@ -120,6 +122,8 @@ def resume(session_ref: str, store: Store, progress: Progress, budget_s: float |
 
 def verdicts_of(session: Session, store: Store) -> Sequence[Verdict]:
     """A session's verdicts; of one that was interrupted, at first or when it was taken up again, what its rounds so far say."""
+    if session.origin:
+        return []
     if store.judged_since_measured(session.id):
         return store.verdicts(session.id)
     return sessions.judge(_stored_plan(session), store, session)

@@ -127,7 +127,7 @@ def last_session_of(suite: str, store: Store) -> str:
         UsageError: there is none.
     """
     for session in reversed(store.sessions()):
-        measured = not session.detail.get("predicted")
+        measured = not session.detail.get("predicted") and not session.origin
         if measured and any(case.suite == suite for case in store.cases(session.id)):
             return session.id
     raise UsageError(f"--session: {store.path} has no session of {suite}; measure one with frostline run {suite}")
@@ -137,7 +137,7 @@ def _stored(plan: Plan, role: Role, store: Store) -> Session | None:
     """The latest session that has every case and side of the plan on the same code, in the role. It may have more."""
     cases, sides = {case.id for case in plan.cases}, {_identity(side.record()) for side in plan.sides}
     for session in reversed(store.sessions()):
-        if session.plan["selection"].get(CAPABILITY) != plan.selection.get(CAPABILITY):
+        if session.origin or session.plan["selection"].get(CAPABILITY) != plan.selection.get(CAPABILITY):
             continue
         if session.device == plan.device and sides <= {_identity(side) for side in store.sides(session.id)}:
             found = {item.case_id for item in store.processes(session.id, role=role) if item.counted}

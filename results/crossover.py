@@ -159,7 +159,9 @@ class _Reader:
                 values.append(summarise(found).median)
                 spreads.append(self._spread(case, side, found))
         timed = spreads if self.metric.kind is Kind.TIMING else ()
-        return Series(label, xs, values, oom_at, self.role is Role.PREDICT, self.metric, timed)
+        return Series(
+            label, xs, values, oom_at, self.role is Role.PREDICT, self.metric, timed, bool(self.evidence.session.origin)
+        )
 
     def _spread(self, case: Case, side: SideRecord, values: Sequence[float]) -> float:
         """Half the interquartile range of the processes' values, or of the samples of the only one; 0 where there are none."""

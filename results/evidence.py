@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from frostline.results.looks import Looks
 from frostline.results.noise import SelfComparison, latest_self_comparison
 from frostline.results.record import (
+    IMPORTED,
     METRICS,
     Case,
     Machine,
@@ -176,7 +177,10 @@ def varying_axes(cases: Sequence[Case]) -> list[str]:
 
 def side_names(sides: Sequence[SideRecord]) -> dict[int, str]:
     """The shortest names that tell the sides apart, by position: implementations, sources, both, or both with the position."""
-    for named in (lambda s: s.implementation, lambda s: s.source, lambda s: s.label, lambda s: f"{s.label} #{s.position}"):
+    short = [lambda s: s.implementation, lambda s: s.source]  # of what was imported the name must say so
+    if any(side.source_kind == IMPORTED for side in sides):
+        short = []
+    for named in (*short, lambda s: s.label, lambda s: f"{s.label} #{s.position}"):
         names = {side.position: named(side) for side in sides}
         if len(set(names.values())) == len(sides):
             break

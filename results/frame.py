@@ -40,22 +40,31 @@ _TABLES = """
 """
 
 
-def measurement_frame(query: Callable[[str, Sequence[Any]], list[dict[str, Any]]], session_ids: Sequence[str]) -> pd.DataFrame:
-    """One row for each counted process and metric; see `Store.measurements` for the columns.
+_SAMPLES = {"process": "p.id", "block": "m.block", "seq": "m.seq", "t_ns": "m.t_ns"}
+
+
+def measurement_frame(
+    query: Callable[[str, Sequence[Any]], list[dict[str, Any]]], session_ids: Sequence[str], *, samples: bool = False
+) -> pd.DataFrame:
+    """One row for each counted process and metric, or for each of its samples; see `Store.measurements` for the columns.
 
     Args:
         query: runs SQL with parameters and gives rows.
         session_ids: the sessions wanted; empty means all.
+        samples: the readings themselves, with `process`, `block`, `seq` and `t_ns`; what has none is left out.
     """
-    fields = ", ".join(f'{source} AS "{name}"' for name, source in COLUMNS.items())
+    columns = {**COLUMNS, **_SAMPLES} if samples else COLUMNS
+    tables = _TABLES.replace("LEFT JOIN measurement", "JOIN sample") if samples else _TABLES
+    order = "m.metric, m.seq" if samples else "m.rowid"
+    fields = ", ".join(f'{source} AS "{name}"' for name, source in columns.items())
     chosen = f"AND p.session_id IN ({', '.join('?' * len(session_ids))})" if session_ids else ""
-    found = query(f"SELECT {fields}, c.params AS params {_TABLES} {chosen} ORDER BY p.rowid, m.rowid", session_ids)
+    found = query(f"SELECT {fields}, c.params AS params {tables} {chosen} ORDER BY p.rowid, {order}", session_ids)
     axes: dict[str, str] = {}
     table: list[dict[str, Any]] = []
     for row in found:
         params = json.loads(row.pop("params"))
         for axis in params:
-            axes.setdefault(axis, f"axis.{axis}" if axis in COLUMNS else axis)
+            axes.setdefault(axis, f"axis.{axis}" if axis in columns else axis)
         table.append({**row, "baseline": bool(row["baseline"]), **{axes[axis]: value for axis, value in params.items()}})
-    frame = pd.DataFrame(table, columns=[*COLUMNS, *axes.values()])
+    frame = pd.DataFrame(table, columns=[*columns, *axes.values()])
     return frame.astype({"value": float})

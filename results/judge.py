@@ -94,6 +94,8 @@ def judge_session(evidence: Evidence, thresholds: Thresholds | None = None) -> l
     so that nothing asked for goes without an answer; a side that the plan leaves out of a case gets none. Verdicts come by
     case, side, role and metric.
     """
+    if evidence.session.origin:  # nothing says that its sides were interleaved, or are of one machine
+        return []
     baseline, given = evidence.baseline, thresholds or Thresholds()
     return [
         verdict
@@ -181,6 +183,10 @@ def _judge_metric(side: _Place, baseline: _Place, metric: Metric, delta: float, 
 def _kept_apart(side: _Place, baseline: _Place) -> Judgement | None:
     """Why the two must not be compared at all, if so."""
     head, base = side.evidence, baseline.evidence
+    for one in (head.session, base.session):
+        if one.origin:
+            sentence = f"Session {one.id} was imported ({one.origin}): measured elsewhere, by another program."
+            return Judgement(Outcome.INCOMPARABLE, Reason.DIFFERENT_MACHINE, sentence)
     if side.case.suite_version != baseline.case.suite_version:
         sentence = f"The suite is another version ({side.case.suite_version} against {baseline.case.suite_version})."
         return Judgement(Outcome.INCOMPARABLE, Reason.DIFFERENT_SUITE_VERSION, sentence)

@@ -38,6 +38,7 @@ class Series:
     predicted: bool = False
     metric: Metric = PEAK_ALLOCATED
     spreads: Sequence[float] = ()
+    imported: bool = False
 
 
 @dataclass(frozen=True)

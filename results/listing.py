@@ -56,6 +56,8 @@ def _command(line: str) -> str:
 
 def _rounds(store: Store, session: Session) -> str:
     """How many rounds the cases have, and why not all that were planned, where they have fewer."""
+    if session.origin:
+        return "imported"
     if session.detail.get("predicted"):
         return "predicted"
     of_case, planned = store.rounds_of(session.id), Looks.of_plan(session.plan).rounds

@@ -98,6 +98,8 @@ def _where(evidence: Evidence) -> Iterator[str]:
     versions = ", ".join(dict.fromkeys(case.suite_version for case in cases))
     device = evidence.session.device
     where = f"predicted for {device} on" if evidence.only_predicted else f"device {device}; machine"
+    if evidence.session.origin:
+        yield f"imported from {evidence.session.origin}: measured elsewhere by another program, so no verdict rests on it"
     yield f"{suite_of(cases)} {versions}; {where} {evidence.machine.label}"
     varying = set(varying_axes(cases))
     fixed = [f"{axis}={plain(value)}" for axis, value in (cases[0].params if cases else {}).items() if axis not in varying]
@@ -106,6 +108,9 @@ def _where(evidence: Evidence) -> Iterator[str]:
 
 
 def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequence[Verdict], ratios: bool) -> Iterator[str]:
+    if evidence.session.origin:
+        yield "the figures are as they were published or recorded there"
+        return
     if not measured:
         predicted = "by the cost model, on tensors that hold no data: nothing ran, so there are no times"
         yield predicted if evidence.only_predicted else "no round was measured: the session was ended before its first"

@@ -121,6 +121,8 @@ METRICS: dict[str, Metric] = {
 }
 
 
+IMPORTED = "imported"  # the source kind of sides, and the isolation of processes, that another program measured
+
 BAR_ERRORS = ("relative", "maximum")
 """The errors of a verified output that a bar can be about: the fields of `Verification`."""
 
@@ -249,7 +251,10 @@ class SideRecord:
 
 @dataclass(frozen=True)
 class Session:
-    """All that one command measured. `plan` is what `--resume` finishes; `detail` holds versions, commit, dirty hash."""
+    """All that one command measured. `plan` is what `--resume` finishes; `detail` holds versions, commit, dirty hash.
+
+    `origin` is the form and file that another program's figures were imported from; empty for what was measured here.
+    """
 
     id: str
     command: str
@@ -258,6 +263,7 @@ class Session:
     device: str
     plan: Mapping[str, Any]
     detail: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -352,6 +358,18 @@ class RoundRatio:
     log_ratio: float
     cycles: int
     interleave: Interleave
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A session that another program measured, whole: what the store adds at once."""
+
+    session: Session
+    machine: Machine
+    sides: Sequence[SideRecord]
+    cases: Sequence[Case]
+    processes: Sequence[ProcessRecord]
+    metrics: Sequence[Metric] = ()
 
 
 class Outcome(StrEnum):

@@ -45,6 +45,13 @@ CONTENT_KEYS = {
 """Tables whose rows are what they contain, with their key: a second row of the same key is the same row."""
 
 
+TABLES_IN_ORDER = (
+    "machine", "metric", "suite_case", "session", "session_case", "side", "process", "module", "process_module",
+    "verification", "sample", "measurement", "round_ratio", "verdict",
+)  # fmt: skip
+"""Every table, after those that it refers to."""
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, default=str)
 
@@ -100,6 +107,7 @@ def session_row(session: Session) -> Row:
         "device": session.device,
         "plan": _json(dict(session.plan)),
         "detail": _json(dict(session.detail)),
+        "origin": session.origin,
     }
 
 

@@ -191,6 +191,12 @@ def m003_cost_of_a_prediction(db: sqlite_utils.Database) -> None:
     db.execute("ALTER TABLE process ADD COLUMN cost TEXT NOT NULL DEFAULT '{}'")
 
 
+@migrations()
+def m004_origin_of_a_session(db: sqlite_utils.Database) -> None:
+    """Sessions that other programs measured. All that were stored before are our own."""
+    db.execute("ALTER TABLE session ADD COLUMN origin TEXT NOT NULL DEFAULT ''")
+
+
 def _own_tables(db: sqlite_utils.Database) -> list[str]:
     return [name for name in db.table_names() if not name.startswith("_") and not name.startswith("sqlite_")]
 
@@ -236,12 +242,13 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
     "session": (
         "All that one command measured.",
         {
-            "id": "UUIDv7: sorts by time",
+            "id": "UUIDv7: sorts by time; of an imported one UUIDv5 of its content",
             "command": "the command line",
             "created_at": "when it began (ISO 8601, UTC)",
             "machine_id": "the machine",
             "device": "the device that was measured (cpu, cuda:0, ...)",
             "plan": "JSON: what was to be measured, so that it can be resumed",
+            "origin": "the form and file that it was imported from; empty for what was measured here",
             "detail": "JSON: version, commit and hash of the uncommitted changes of the folder that the command ran in",
         },
     ),
@@ -256,7 +263,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "position": "0, 1, ...: identical code on two positions is two sides",
             "implementation": "what the suite was asked for",
             "source": "what the user typed: installed, a revision, a release, a directory",
-            "source_kind": "installed, git or worktree",
+            "source_kind": "installed, git, worktree, ... or imported",
             "source_id": "hash of the content that the source led to",
             "baseline": "1 for the side that the others are judged against",
             "detail": "JSON: commit, build inputs, ...",
@@ -276,7 +283,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "counted": "1 for the attempt that stands for its round",
             "attempt": "0 for the first try",
             "interleave": "block: in short blocks with the other sides; process: one process after the other",
-            "isolation": "spawn or fork",
+            "isolation": "spawn or fork; imported for a figure of another program",
             "started_at": "when it started (ISO 8601, UTC)",
             "seconds": "how long it lived",
             "stderr": "the end of its standard error",
@@ -311,7 +318,7 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "metric": "the metric",
             "block": "the process's own block, from 0: blocks 2k and 2k + 1 are cycle k",
             "seq": "place among the process's samples of this metric, from 0",
-            "t_ns": "monotonic clock at the step's start: orders the samples of all processes of a machine",
+            "t_ns": "monotonic clock at the step's start: orders the samples of all processes of a machine; 0 where imported",
             "value": "the reading, in the metric's unit",
         },
     ),

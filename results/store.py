@@ -25,6 +25,7 @@ from frostline.results import rows
 from frostline.results.record import (
     METRICS,
     Case,
+    Imported,
     Machine,
     Metric,
     ProcessRecord,
@@ -95,11 +96,7 @@ class Store:
     def add_session(self, session: Session, machine: Machine, sides: Sequence[SideRecord], cases: Sequence[Case]) -> None:
         """Add a session with its machine, sides and planned cases, in one transaction."""
         with self._transaction():
-            self._insert("metric", map(rows.metric_row, METRICS.values()), ignore=True)
-            self._insert("machine", [rows.machine_row(machine)], ignore=True)
-            self._insert("session", [rows.session_row(session)])
-            self._insert("side", [rows.side_row(session.id, side) for side in sides])
-            self._plan_cases(session.id, cases)
+            self._add_session(session, machine, sides, cases)
 
     def add_cases(self, session_id: str, cases: Sequence[Case]) -> None:
         """Plan further cases for a session (those it already has stay as they are)."""
@@ -118,13 +115,56 @@ class Store:
             sqlite3.IntegrityError: an unknown session, side, case or metric, or an id or ratio that is there already; then
                 nothing of the call is stored.
         """
-        modules = {rows.module_id(module): module for record in records for module in record.modules}
         with self._transaction():
-            self._insert("module", [rows.module_row(module) for module in modules.values()], ignore=True)
-            self._insert("process", map(rows.process_row, records))
-            for table, children in rows.PROCESS_CHILDREN.items():
-                self._insert(table, (row for record in records for row in children(record)))
-            self._insert("round_ratio", map(rows.ratio_row, ratios))
+            self._add_processes(records, ratios)
+
+    def add_imported(self, found: Sequence[Imported]) -> list[Imported]:
+        """Add whole sessions of other programs, all in one transaction; those that are there already stay as they are.
+
+        Returns:
+            Those that were new.
+
+        Raises:
+            UsageError: a metric that the file has with another unit; then nothing is added.
+        """
+        with self._transaction():
+            known = {row["id"] for row in self._query("SELECT id FROM session")}
+            new = list({one.session.id: one for one in found if one.session.id not in known}.values())
+            for one in new:
+                self.check_metrics(one.metrics)
+                self._insert("metric", map(rows.metric_row, one.metrics), ignore=True)
+                self._add_session(one.session, one.machine, one.sides, one.cases)
+                self._add_processes(one.processes)
+        return new
+
+    def check_metrics(self, metrics: Iterable[Metric]) -> None:
+        """Make sure that a name means here what it means elsewhere. Raises UsageError where units differ."""
+        known = self.metrics()
+        for metric in metrics:
+            if metric.name in known and known[metric.name].unit != metric.unit:
+                raise UsageError(
+                    f"{self.path}: metric {metric.name} is kept here in {known[metric.name].unit}, "
+                    f"and would come in {metric.unit}; import it into another database"
+                )
+
+    def add_rows_of(self, other: Path) -> dict[str, int]:
+        """Add the rows of another database of the same schema that are not here, in one transaction; how many, by table."""
+        connection, added = self._db.conn, {}
+        connection.execute("ATTACH ? AS other", [str(other)])
+        try:
+            with self._transaction():
+                for table in rows.TABLES_IN_ORDER:
+                    columns = ", ".join(row["name"] for row in self._query(f"PRAGMA main.table_info({table})"))
+                    before = connection.total_changes
+                    connection.execute(
+                        f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM other.{table} "
+                        "WHERE true ON CONFLICT DO NOTHING"
+                    )
+                    if connection.total_changes > before:
+                        added[table] = connection.total_changes - before
+        finally:
+            connection.execute("DETACH other")
+        return added
 
     def add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Add verdicts. Where one on the same thing is there, both stay, and the newer counts."""
@@ -139,7 +179,7 @@ class Store:
         return [rows.session(row) for row in self._query("SELECT * FROM session ORDER BY created_at, rowid")]
 
     def session(self, ref: str = "last") -> Session:
-        """One session by its id, the beginning of its id that no other shares, or `last`.
+        """One session by its id, the beginning of its id that no other shares, or `last`: the last that was not imported.
 
         Raises:
             UsageError: nothing or several by that name, or no session at all.
@@ -148,7 +188,7 @@ class Store:
         if not known:
             raise UsageError(f"SESSION: {self.path} holds no session yet")
         if ref == "last":
-            return known[-1]
+            return next((one for one in reversed(known) if not one.origin), known[-1])
         found = [one for one in known if ref and one.id.startswith(ref)]
         if len(found) == 1:
             return found[0]
@@ -275,7 +315,28 @@ class Store:
 
         return measurement_frame(self._query, session_ids)
 
+    def sample_frame(self, *session_ids: str) -> pd.DataFrame:
+        """Every sample as a tidy table: the columns of `measurements`, and process, block, seq and t_ns."""
+        from frostline.results.frame import measurement_frame
+
+        return measurement_frame(self._query, session_ids, samples=True)
+
     # Inside
+
+    def _add_session(self, session: Session, machine: Machine, sides: Sequence[SideRecord], cases: Sequence[Case]) -> None:
+        self._insert("metric", map(rows.metric_row, METRICS.values()), ignore=True)
+        self._insert("machine", [rows.machine_row(machine)], ignore=True)
+        self._insert("session", [rows.session_row(session)])
+        self._insert("side", [rows.side_row(session.id, side) for side in sides])
+        self._plan_cases(session.id, cases)
+
+    def _add_processes(self, records: Sequence[ProcessRecord], ratios: Sequence[RoundRatio] = ()) -> None:
+        modules = {rows.module_id(module): module for record in records for module in record.modules}
+        self._insert("module", [rows.module_row(module) for module in modules.values()], ignore=True)
+        self._insert("process", map(rows.process_row, records))
+        for table, children in rows.PROCESS_CHILDREN.items():
+            self._insert(table, (row for record in records for row in children(record)))
+        self._insert("round_ratio", map(rows.ratio_row, ratios))
 
     def _plan_cases(self, session_id: str, cases: Sequence[Case]) -> None:
         planned = self._query("SELECT COUNT(*) AS n FROM session_case WHERE session_id = ?", [session_id])[0]["n"]

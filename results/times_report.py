@@ -37,6 +37,8 @@ def times_table(evidence: Evidence) -> Table | None:
         *(Column(axis) for axis in axes),
         *(Column(names[side.position], figures=True) for side in sides),
     ]
+    if evidence.session.origin:  # no rounds
+        return Table(f"Times of {suite_of(evidence.cases)}", columns, rows, [])
     note = f"below a time: how many times as fast as {names[evidence.baseline.position]}, by the rounds that both were in"
     return Table(f"Times of {suite_of(evidence.cases)}", columns, rows, [note])
 
@@ -50,5 +52,6 @@ def _cell(evidence: Evidence, case: Case, side: SideRecord, metric: str) -> Cell
         return (MISSING,)
     logs = [one.log_ratio for one in evidence.round_ratios(case.id, metric, side.position)]
     faster = math.exp(-float(np.mean(logs))) if logs else other / own
-    told = side.position == evidence.baseline.position or math.isnan(faster)
-    return (format_value(own, "ns"),) if told else (format_value(own, "ns"), f"{faster:.2f}x")
+    told = side.position == evidence.baseline.position or math.isnan(faster) or bool(evidence.session.origin)
+    shown = format_value(own, evidence.metrics[metric].unit)
+    return (shown,) if told else (shown, f"{faster:.2f}x")

@@ -13,6 +13,7 @@ _SCALES: dict[str, Sequence[tuple[float, str]]] = {
     "B": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
     "FLOP": ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP")),
     "1": ((1.0, ""),),
+    "1/s": ((1.0, "/s"),),
 }
 
 MISSING = "-"

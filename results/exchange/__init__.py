@@ -1,0 +1,1 @@
+"""What other programs measured, brought in; what this one measured, given out; and databases joined."""
