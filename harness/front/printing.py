@@ -69,13 +69,14 @@ def print_session(
     from frostline.results.bars_report import bars_table
     from frostline.results.evidence import Evidence
     from frostline.results.report import bench_table, markdown_comparison, verdict_table
+    from frostline.results.throughput_report import throughput_table
     from frostline.results.times_report import times_table
 
     evidence = Evidence.load(store, session.id)
     if len(evidence.sides) > 1 and len({side.implementation for side in evidence.sides}) == 1:
         deliver([verdict_table(evidence, verdicts)], markdown, markdown_comparison(evidence, verdicts))
     else:
-        found = [bench_table(evidence, verdicts), times_table(evidence), bars_table(evidence)]
+        found = [bench_table(evidence, verdicts), times_table(evidence), throughput_table(evidence), bars_table(evidence)]
         deliver([table for table in found if table is not None], markdown)
         if every_verdict and markdown != SCREEN:
             show(verdict_table(evidence, verdicts))

@@ -22,8 +22,34 @@ def fake_tensors() -> Iterator[None]:
 
     Without fallback kernels: they would run an operator that has no fake for real on zeros, at full size.
     """
-    with without_compiler(), _Shapes():
+    with without_compiler(), _conversions_to_the_same(), _Shapes():
         yield
+
+
+@contextmanager
+def _conversions_to_the_same() -> Iterator[None]:
+    """Let a module be converted to the dtype and device that it has, as libraries do to be sure of them.
+
+    torch swaps the parameters of a module when they are fake, whatever they become, and cannot: the mode refers to them.
+    """
+    convert = torch.nn.Module._apply
+
+    def convert_what_changes(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        own = [*self._parameters.values(), *self._buffers.values()]
+        with torch.no_grad():
+            changes = any(fn(tensor) is not tensor for tensor in own if tensor is not None)
+        if changes:
+            return convert(self, fn, recurse)
+        if recurse:
+            for module in self.children():
+                module._apply(fn)
+        return self
+
+    torch.nn.Module._apply = convert_what_changes  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = convert  # type: ignore[method-assign]
 
 
 class _Shapes(FakeTensorMode):
