@@ -28,7 +28,7 @@ MEASURED_LINE: Mapping[str, Any] = {"linestyle": "-", "linewidth": 1.9}
 MEASURED_MARKER: Mapping[str, Any] = {"markersize": 5.5}
 PREDICTED_LINE: Mapping[str, Any] = {"linestyle": (0, (4, 2.5)), "linewidth": 1.4}
 PREDICTED_MARKER: Mapping[str, Any] = {"markersize": 3.5, "markerfacecolor": "white"}
-IMPORTED_MARKER: Mapping[str, Any] = {"markersize": 8, "markerfacecolor": "none", "markeredgewidth": 1.6}  # hollow: not ours
+IMPORTED_MARKER: Mapping[str, Any] = {"markersize": 8, "markerfacecolor": "white", "markeredgewidth": 1.6}  # hollow: not ours
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Plain data, so that verdicts and reports can be tested (and used) without a data
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -177,10 +177,15 @@ def varying_axes(cases: Sequence[Case]) -> list[str]:
 
 def side_names(sides: Sequence[SideRecord]) -> dict[int, str]:
     """The shortest names that tell the sides apart, by position: implementations, sources, both, or both with the position."""
-    short = [lambda s: s.implementation, lambda s: s.source]  # of what was imported the name must say so
+    ways: list[Callable[[SideRecord], str]] = [
+        lambda s: s.implementation,
+        lambda s: s.source,
+        lambda s: s.label,
+        lambda s: f"{s.label} #{s.position}",
+    ]
     if any(side.source_kind == IMPORTED for side in sides):
-        short = []
-    for named in (*short, lambda s: s.label, lambda s: f"{s.label} #{s.position}"):
+        ways = ways[2:]  # of what was imported the name must say so
+    for named in ways:
         names = {side.position: named(side) for side in sides}
         if len(set(names.values())) == len(sides):
             break

@@ -73,7 +73,7 @@ def _json(frame: pd.DataFrame, path: Path) -> None:
 
 def _parquet(frame: pd.DataFrame, path: Path) -> None:
     try:
-        import pyarrow  # noqa: F401
+        import pyarrow  # type: ignore[import-untyped]  # noqa: F401
     except ImportError:
         raise UsageError("FILE: .parquet needs pyarrow; install it (pip install 'frostline[export]'), or write .csv") from None
     _of_one_type(frame).to_parquet(path, engine="pyarrow", index=False)

@@ -205,7 +205,7 @@ def liger(text: str) -> list[Figures]:
 
     Its `MB` are 2^20 bytes: it divides by that.
     """
-    latest: dict[tuple[Any, ...], tuple[str, Mapping[str, str], Mapping[str, Any]]] = {}
+    latest: dict[tuple[Any, ...], tuple[tuple[str, ...], Mapping[str, str], Mapping[str, Any]]] = {}
     for place, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
         if None in row.values() or None in row:
             raise UsageError(
@@ -224,9 +224,9 @@ def liger(text: str) -> list[Figures]:
         if key not in latest or latest[key][1]["timestamp"] <= row["timestamp"]:
             latest[key] = (table, row, params)
     tables: dict[Any, dict[Any, Any]] = {}
-    for key, (table, row, params) in latest.items():
-        sides = tables.setdefault(table, {})
-        sides.setdefault((row["kernel_provider"], key[4]), []).append((row, params))
+    for key, (of_table, last, point) in latest.items():
+        sides = tables.setdefault(of_table, {})
+        sides.setdefault((last["kernel_provider"], key[4]), []).append((last, point))
     return [_liger_table(table, list(sides.values())) for table, sides in tables.items()]
 
 
