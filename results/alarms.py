@@ -56,7 +56,11 @@ class Run:
 
 
 def load_runs(path: Path) -> list[Run]:
-    """Read a file of runs; a last line that an interruption cut off is left out. Raises UsageError for a line that is no run."""
+    """Read a file of runs; a last line that an interruption cut off is left out.
+
+    Raises:
+        UsageError: a line that is no run.
+    """
     runs = []
     for number, line in enumerate(path.read_text().splitlines(keepends=True) if path.exists() else [], 1):
         if not line.endswith("\n"):

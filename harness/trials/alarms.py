@@ -44,7 +44,7 @@ step_time = {{ delta = 0.03 }}
 peak_allocated = {{ byte_tolerance = 1048576 }}
 flops = {{}}
 """
-"""One case of the kernels, under the metrics and thresholds of the repository's own policy: two minutes where others work too."""
+"""One case of the kernels, under the metrics and thresholds of the repository's own policy."""
 
 
 @dataclass(frozen=True)
