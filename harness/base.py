@@ -60,7 +60,10 @@ def choose_base(policy: Policy, typed: str | None, root: Path, store: Store | No
 def _of_session(ref: str, root: Path, store: Store | None, argument: str) -> Base:
     if store is None:
         raise UsageError(f"{argument}: there is no database yet, so no session {ref}; name one with --db")
-    session = store.session(ref)
+    try:
+        session = store.session(ref)
+    except UsageError as problem:
+        raise UsageError(f"{argument}: {str(problem).removeprefix('SESSION: ')}") from None
     head = store.sides(session.id)[-1]
     commit = head.detail.get("commit")
     if commit is None or head.detail.get("dirty"):

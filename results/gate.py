@@ -187,4 +187,5 @@ def no_decision(reason: str) -> GateResult:
 
 def _sentence(one: Verdict, name: str) -> str:
     predicted = " (predicted)" if one.role is Role.PREDICT else ""
-    return f"{name}, {one.metric}{predicted}: {one.outcome}. {one.sentence}"
+    of = "" if one.reason in ONE_FOR_ALL else f", {one.metric}"
+    return f"{name}{of}{predicted}: {one.outcome}. {one.sentence}"
