@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -62,7 +63,7 @@ class Gate:
         if not gate.copy.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             making = folder / "making"
-            subprocess.run(["rm", "-rf", str(making)], check=True)
+            shutil.rmtree(making, ignore_errors=True)  # of a run that was interrupted
             _git(folder, "clone", "--quiet", "--no-hardlinks", str(root), str(making))
             project = making / "pyproject.toml"
             project.write_text(project.read_text().partition(f"[{TABLE}]")[0] + POLICY)
