@@ -66,6 +66,7 @@ def gate(
     from frostline.harness import gating
     from frostline.harness.base import choose_base
     from frostline.harness.checkout import find_project
+    from frostline.harness.sources import check
     from frostline.results.evidence import Evidence
     from frostline.results.gate import decide, no_decision
     from frostline.results.policy import Limits
@@ -82,6 +83,7 @@ def gate(
         if explain:
             with Store.open(db, create=False) if db.exists() else nullcontext() as store:
                 chosen = choose_base(policy, base, root, store, file.name("base"))
+            check(chosen.asked, repo)
             print("\n".join(policy_words(policy.limited(limits), chosen.words, predicted=gating.is_predicted(policy))))
             return
         interpreter = _interpreter(python, policy, file, root)

@@ -241,3 +241,5 @@ class TestBase:
         assert done.code == 0, done.err
         assert "Suite bench.py::work: the preset that it has for this machine; 6 rounds" in done.out
         assert not (tmp_path / "gate.db").exists()
+        wrong = gate(scratch_repo(FILES), "--explain", base="mian")
+        assert wrong.code == 2 and "--base: no branch, tag or commit 'mian'" in wrong.err
