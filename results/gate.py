@@ -167,7 +167,7 @@ def _unmeasured(items: Sequence[Item], policy: Policy, failed: Mapping[str, str]
     missing = [suite.name for suite in policy.suites if suite.name not in measured]
     if not measured and not missing:
         return ["Nothing was measured."]
-    said = {name: " ".join(reason.split()).rstrip(".") for name, reason in failed.items()}
+    said = {name: reason.partition("\n")[0].rstrip(".") for name, reason in failed.items()}
     return [f"Nothing of {name} was measured{f': {said[name]}' if name in said else ''}." for name in missing]
 
 

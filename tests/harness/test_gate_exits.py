@@ -85,14 +85,21 @@ def told(monkeypatch, tmp_path):
     return files, ("--comment-file", files["comment"], "--junit", files["junit"], "--json", files["json"])
 
 
-def test_one_case_out_of_memory_fails_while_the_others_pass(scratch_repo, gate, told):
+def test_one_case_out_of_memory_fails_while_others_pass_and_nothing_of_another_suite_was_measured(scratch_repo, gate, told):
     files, options = told
-    done = gate(scratch_repo(FILES, {"lib.py": OOM}), *options, base="HEAD~1")
+    two = PROJECT + '[tool.frostline.gate.suites."bench.py::other"]\nrounds = 1\nmax_rounds = 1\n'
+    head = OOM.replace("def other():\n    return", "def other():\n    raise MemoryError('no room')\n    return")
+    base = {**FILES, "pyproject.toml": two, "lib.py": head.replace(FULL, "")}
+    done = gate(scratch_repo(base, {"lib.py": head}), *options, base="HEAD~1")
     assert done.code == 1, done.out + done.err
-    assert "work n=2: broken. This side ran out of memory: MemoryError: no room." in done.out
+    nothing = "Nothing of other was measured: nothing could be measured (oom: MemoryError: no room)."
+    assert "work n=2: broken. This side ran out of memory: MemoryError: no room." in done.out and nothing in done.out
     assert "::error title=frostline gate::work n=2: broken." in done.out
     assert "::warning title=frostline gate::work n=1, step_time: inconclusive." in done.out
-    assert files["summary"].read_text().startswith("### Failed: something got worse (1 broken")
+    assert (
+        files["summary"].read_text().startswith("### Failed: something got worse (1 broken")
+        and nothing in files["summary"].read_text()
+    )
     assert files["comment"].read_text().startswith("<!-- frostline gate -->\n### Failed: something got worse")
     (suite,) = ElementTree.parse(files["junit"]).getroot()
     assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
@@ -109,16 +116,6 @@ def test_no_room_on_both_sides_is_no_answer_and_a_session_of_what_no_commit_has_
     done = gate(repo, base=None)
     assert done.code == 2, done.out
     assert "had changes that no commit has, so it cannot be measured again; name a session of a commit" in done.err
-
-
-def test_what_one_suite_found_is_told_though_nothing_of_another_was_measured(scratch_repo, gate):
-    two = PROJECT + "axes = { n = [2] }\n" + '[tool.frostline.gate.suites."bench.py::other"]\nrounds = 1\nmax_rounds = 1\n'
-    empty = OOM.replace("def other():\n    return", "def other():\n    raise MemoryError('no room')\n    return")
-    base = {**FILES, "pyproject.toml": two, "lib.py": empty.replace(FULL, "")}
-    done = gate(scratch_repo(base, {"lib.py": empty}), base="HEAD~1")
-    assert done.code == 1, done.out + done.err
-    assert "work n=2: broken." in done.out
-    assert "Nothing of other was measured: nothing could be measured (oom: MemoryError: no room)" in done.out
 
 
 def test_where_nothing_was_measured_every_file_says_so(scratch_repo, gate, told):

@@ -207,9 +207,9 @@ class TestWords:
     def test_why_nothing_of_a_suite_was_measured_is_said(self, judged):
         both = replace(GRPO, suites=(SuitePolicy("grpo"), SuitePolicy("norms")))
         verdicts, evidence = judged(SLOWER)
-        result = decide(verdicts, both, evidence.cases, {"norms": "nothing could be measured (oom: no memory)\n  at all"})
+        result = decide(verdicts, both, evidence.cases, {"norms": "nothing could be measured (oom: no memory)\n  Traceback"})
         assert result.exit_code is ExitCode.WORSE
-        said = "Nothing of norms was measured: nothing could be measured (oom: no memory) at all."
+        said = "Nothing of norms was measured: nothing could be measured (oom: no memory)."
         assert said in result.sentences and said in gate_markdown(result, [evidence])
 
 
