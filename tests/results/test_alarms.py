@@ -33,12 +33,14 @@ def runs(alarms: int, undecided: int, of: int) -> list[Run]:
             ["| runs | 50 |", "| alarmed (exit 1) | 1 [0.1, 10.6 % of runs] |", "| undecided (exit 3) | 7 |", "| holds |"],
         ),
         ((0, 0, 20), ["| runs | 20 (of the 50 that are asked for) |", "| passed (exit 0) | 20 |", "| not shown yet |"]),
+        ((0, 11, 11), ["| undecided (exit 3) | 11 |", "| passed (exit 0) | 0 |", "| not shown yet |"]),
         ((2, 0, 20), ["| alarmed (exit 1) | 2 [1.2, 31.7 % of runs] |", "| missed |"]),
     ],
 )
 def test_the_page_has_every_count_and_claims_no_more(counts, rows):
     part = measured_part(runs(*counts))
     assert [row for row in rows if row not in part] == []
+    assert ("could not tell" in part) == (counts[1] > counts[2] / 2)
     assert f"{counts[2]} same" in part and "revision abababababab" in part
 
 
