@@ -9,6 +9,7 @@ ARGS ?=
 SUITE ?=
 JOBS ?= 2
 TRIALS ?= results/method.jsonl
+ALARMS ?= results/alarms.jsonl
 
 export FROSTLINE_DB := $(DB)
 unexport PYTHONPATH
@@ -17,7 +18,7 @@ BIN := .venv/bin
 ROOMS := kernels harness suites results dashboards
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-grpo bench-head bench-norms bench-cross-entropy report compare crossover gate method test lint pins clean
+.PHONY: help bench-grpo bench-head bench-norms bench-cross-entropy report compare crossover gate method alarms test lint pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,16 +56,23 @@ method: .venv/develop.stamp ## measure how far verdicts can be trusted, beside o
 	$(BIN)/python -P -m frostline.results.trials_report $(TRIALS) docs/method.md
 	$(BIN)/python -P -m frostline.dashboards.trials $(TRIALS) docs/images
 
+alarms: .venv/run.stamp ## measure how often the gate alarms at a change of comments only (50 runs, resumable), into docs/ci.md
+	$(BIN)/python -P -m frostline.harness.trials.alarms --out $(ALARMS) $(ARGS)
+	$(BIN)/python -P -m frostline.results.alarms $(ALARMS) docs/ci.md
+
 test: .venv/develop.stamp ## the tests; without a GPU, Triton's interpreter runs the kernels
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-lint: .venv/develop.stamp ## ruff, mypy in strict mode, and the arrows between the rooms
+lint: .venv/develop.stamp ## ruff, mypy in strict mode, the arrows between the rooms, and the workflows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	mkdir -p .typecheck/frostline
 	for room in $(ROOMS); do ln -sfn ../../$$room .typecheck/frostline/$$room; done
 	$(BIN)/mypy
 	PYTHONPATH=.typecheck $(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions .github/actions/*/action.yml
+	@if command -v actionlint > /dev/null; then actionlint; else echo "actionlint is not installed: expressions and shell steps of workflows were not linted"; fi
 
 pins: ## write the requirements files anew, with the newest releases that pyproject.toml allows
 	rm -rf .venv/pins

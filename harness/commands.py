@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from frostline.harness import session as sessions
-from frostline.harness.checkout import find_project, installed_source, merge_base, state_of
+from frostline.harness.checkout import find_project, installed_source, state_of
 from frostline.harness.describe import LOOKS, Request, plan_compare
-from frostline.harness.interpreters import OWN, Interpreter, find_again
+from frostline.harness.interpreters import find_again
 from frostline.harness.isolation import Process
 from frostline.harness.meters.telemetry import query_gpu
 from frostline.harness.plan import Plan
@@ -22,13 +22,12 @@ from frostline.harness.side import Source
 from frostline.harness.sources import Asked, check, make, restore
 from frostline.results.flags import OUT_OF_TIME
 from frostline.results.noise import DETAIL as SELF_COMPARISON
-from frostline.results.policy import MERGE_BASE, Limits, Policy, SuitePolicy
 from frostline.results.record import Interrupted, NothingMeasured, Role, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
 from frostline.results.verdict import LEAST_ROUNDS
 
 NOISE_SUITE = "noise"  # bundled: what `frostline doctor --noise` compares with itself
-NO_LIMITS = Limits()
+NO_DETAIL: Mapping[str, Any] = MappingProxyType({})
 TARGET = "cuda"  # what is predicted where nothing else is said: a laptop asks what a GPU would need
 
 
@@ -41,13 +40,23 @@ class Measured:
     verdicts: Sequence[Verdict]
 
 
-def measure(plan: Plan, store: Store, progress: Progress, command: str, *, among_others: bool = False) -> Measured:
+def measure(
+    plan: Plan,
+    store: Store,
+    progress: Progress,
+    command: str,
+    *,
+    among_others: bool = False,
+    detail: Mapping[str, Any] = NO_DETAIL,
+) -> Measured:
     """Measure a plan as a new session. One that is `among_others` may run out of time before anything is measured.
+
+    `detail`: what the session is to know of itself besides.
 
     Raises:
         NothingMeasured: no process of it was ok, or the time was used up before one could be.
     """
-    session = sessions.open_session(plan, store, command, state_of(Path()))
+    session = sessions.open_session(plan, store, command, state_of(Path()) | dict(detail))
     return _finish(plan, session, store, progress, among_others=among_others)
 
 
@@ -134,9 +143,19 @@ def _stored_plan(session: Session) -> Plan:
     return Plan.from_json({**session.plan, "bars": []})
 
 
-def predict(plan: Plan, store: Store, progress: Progress, command: str, early: Sequence[Process] = ()) -> Measured:
-    """The cost model's figures for a plan, stored as a session of their own, by processes from `planned_early` if there are."""
-    session = sessions.open_session(plan, store, command, {"predicted": True} | state_of(Path()))
+def predict(
+    plan: Plan,
+    store: Store,
+    progress: Progress,
+    command: str,
+    early: Sequence[Process] = (),
+    detail: Mapping[str, Any] = NO_DETAIL,
+) -> Measured:
+    """The cost model's figures for a plan, stored as a session of their own, by processes from `planned_early` if there are.
+
+    `detail`: as of `measure`.
+    """
+    session = sessions.open_session(plan, store, command, {"predicted": True} | state_of(Path()) | dict(detail))
     verdicts = sessions.predict(plan, store, session, progress, early)
     _something_measured(store, session, plan, Role.PREDICT)
     return Measured(session, plan, verdicts)
@@ -153,70 +172,6 @@ def measure_beside(plan: Plan, session: Session, store: Store, progress: Progres
         raise UsageError("--measure: there is no GPU here; add --target cpu to predict and measure the branches of the CPU")
     sessions.measure_figures(plan, store, session, progress)
     _something_measured(store, session, plan, Role.MEASURE)
-
-
-def gate(
-    policy: Policy,
-    base: str | None,
-    head: str | None,
-    repo: Path,
-    store: Store,
-    progress: Progress,
-    command: str,
-    limits: Limits = NO_LIMITS,
-    python: Interpreter = OWN,
-) -> tuple[Policy, list[Measured]]:
-    """Compare under a policy: a session for each of its suites, predicted or measured.
-
-    `base` defaults to the policy's (the merge base with the main branch, else the parent of HEAD), `head` to the working tree.
-    Of a budget every suite gets an equal part, and what an earlier one left of its own. `python` measures, and builds.
-
-    Returns:
-        The policy with its suites by the names that their cases have (a file's suite is known once it is loaded), and the
-        sessions.
-    """
-    root = find_project(repo).root
-    against = base
-    if against is None:
-        against = merge_base(root).label if policy.base == MERGE_BASE else policy.base
-    predicted = policy.predicted if policy.predicted != "auto" else not query_gpu(["name"])
-
-    def sources(targets: Sequence[str]) -> list[Source]:
-        return [make(asked, repo, targets, python) for asked in (Asked(against, "--base"), Asked(head, "--head"))]
-
-    if predicted and limits.given:
-        raise UsageError(
-            f"{', '.join(limits.given)}: here the cost model decides, and nothing is measured; leave that out, "
-            "or set predicted = false in the policy"
-        )
-    policy = policy.limited(limits)
-    done: list[Measured] = []
-    named: list[SuitePolicy] = []
-    left = policy.budget_s
-    for at, suite in enumerate(policy.suites):
-        part = None if left is None else max(0.0, left) / (len(policy.suites) - at)
-        device = TARGET if predicted else None
-        request = _gated(suite, root)
-        how: dict[str, Any] = {"isolation": policy.isolation, "python": python.serving(request.suite)}
-        request = replace(request, device=device, budget_s=part, **how)
-        plan = plan_compare(request, sources)
-        named.append(replace(suite, name=plan.cases[0].suite))
-        thresholds = policy.thresholds({suite.name: plan.delta})
-        plan = replace(plan, delta=thresholds.delta[suite.name], byte_tolerance=thresholds.byte_tolerance)
-        begun = time.monotonic()
-        if predicted:
-            done.append(predict(plan, store, progress, command))
-        else:  # a suite without time must not silence what another one found
-            done.append(measure(plan, store, progress, command, among_others=True))
-        left = None if left is None else left - (time.monotonic() - begun)
-    return replace(policy, suites=named), done
-
-
-def _gated(suite: SuitePolicy, root: Path) -> Request:
-    """What the policy asks of a suite; a suite's file is named from the root of the repository."""
-    settings = [f"{axis}={','.join(map(str, values))}" for axis, values in suite.axes.items()]
-    spec = str(root / suite.name) if suite.name.partition("::")[0].endswith(".py") else suite.name
-    return Request(spec, suite.preset, settings, rounds=suite.rounds, max_rounds=suite.max_rounds)
 
 
 def _finish(plan: Plan, session: Session, store: Store, progress: Progress, *, among_others: bool = False) -> Measured:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
+from types import MappingProxyType
 
 from frostline.results.evidence import varying_axes
 from frostline.results.policy import Policy
@@ -44,6 +45,7 @@ HEADLINES = {
     ExitCode.OPEN: "Undecided: some comparisons gave no answer",
     ExitCode.NOTHING: "Undecided: nothing could be measured",
 }
+NO_FAILURES: Mapping[str, str] = MappingProxyType({})
 BY_INTERVAL = (
     Reason.INTERVAL_EXCLUDES_ZERO,
     Reason.INTERVAL_WITHIN_DELTA,
@@ -72,20 +74,23 @@ class GateResult:
     items: Sequence[Item]
 
 
-def decide(verdicts: Iterable[Verdict], policy: Policy, cases: Sequence[Case]) -> GateResult:
+def decide(
+    verdicts: Iterable[Verdict], policy: Policy, cases: Sequence[Case], failed: Mapping[str, str] = NO_FAILURES
+) -> GateResult:
     """Decide under a policy.
 
     Args:
         verdicts: of one or several sessions, after their second look.
         policy: what is gated and what blocks.
         cases: the cases that the verdicts are about, for their names.
+        failed: by suite of which nothing was measured, why not.
     """
     by_id, names = {case.id: case for case in cases}, _names(cases)
     items = [
         Item(one, by_id[one.case_id], weight, _sentence(one, names[one.case_id])) for one, weight in _weighed(verdicts, policy)
     ]
     items.sort(key=lambda item: list(Weight).index(item.weight))  # stable: within a weight the worst stay first
-    unmeasured = _unmeasured(items, policy)
+    unmeasured = _unmeasured(items, policy, failed)
     code = _exit_code({item.weight for item in items}, nothing=bool(unmeasured))
     said = [item.sentence for item in items if item.weight is not Weight.PASSES]
     headline = f"{HEADLINES[code]} ({tally(item.verdict for item in items)})."
@@ -156,13 +161,14 @@ def _weight(one: Verdict, policy: Policy) -> Weight:
     return Weight.WARNS if one.outcome.worse else Weight.PASSES
 
 
-def _unmeasured(items: Sequence[Item], policy: Policy) -> list[str]:
+def _unmeasured(items: Sequence[Item], policy: Policy, failed: Mapping[str, str]) -> list[str]:
     """A sentence for each suite of the policy (or for the whole, where it names none) without a single measured figure."""
     measured = {item.case.suite for item in items if _has_figure(item.verdict)}
     missing = [suite.name for suite in policy.suites if suite.name not in measured]
     if not measured and not missing:
         return ["Nothing was measured."]
-    return [f"Nothing of {name} was measured." for name in missing]
+    said = {name: reason.partition("\n")[0].rstrip(".") for name, reason in failed.items()}
+    return [f"Nothing of {name} was measured{f': {said[name]}' if name in said else ''}." for name in missing]
 
 
 def _names(cases: Sequence[Case]) -> Mapping[str, str]:
@@ -174,6 +180,12 @@ def _names(cases: Sequence[Case]) -> Mapping[str, str]:
     return names
 
 
+def no_decision(reason: str) -> GateResult:
+    """What is told where the gate ended before there was a verdict, with the reason."""
+    return GateResult(ExitCode.NOTHING, [f"{HEADLINES[ExitCode.NOTHING]}.", reason], ())
+
+
 def _sentence(one: Verdict, name: str) -> str:
     predicted = " (predicted)" if one.role is Role.PREDICT else ""
-    return f"{name}, {one.metric}{predicted}: {one.outcome}. {one.sentence}"
+    of = "" if one.reason in ONE_FOR_ALL else f", {one.metric}"
+    return f"{name}{of}{predicted}: {one.outcome}. {one.sentence}"

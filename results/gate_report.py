@@ -5,30 +5,69 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 from xml.etree import ElementTree
 
 from frostline.results.evidence import Evidence
 from frostline.results.gate import ExitCode, GateResult, Item, Weight
+from frostline.results.record import Verdict
 from frostline.results.report import verdict_table
+from frostline.results.table import escaped
 
 
-def gate_markdown(result: GateResult, sessions: Sequence[Evidence]) -> str:
-    """The summary of a run: the headline, what did not pass as a table (worst first), and all verdicts folded away."""
+def gate_markdown(result: GateResult, sessions: Sequence[Evidence], most: int | None = None) -> str:
+    """The summary of a run: the headline, what did not pass (the worst first), and every verdict folded away.
+
+    Of a page longer than `most` bytes first what is folded away is left out, then the tables give way to as many of the
+    sentences as there is room for.
+    """
     notable = [item.verdict for item in result.items if item.weight is not Weight.PASSES]
     everything = [item.verdict for item in result.items]
-    said = [f"### {result.sentences[0]}", *(result.sentences[1:] if not notable else [])]
-    said += dict.fromkeys(session.noise_mark for session in sessions if session.noise_mark and not notable)
-    said += _tables(notable, sessions)
+    tables = _tables(notable, sessions)
+    said = [f"### {_plain(result.sentences[0])}", *map(_plain, _beside_tables(result))]
+    marks = [session.noise_mark for session in sessions if session.noise_mark and not notable]
+    said += [_plain(mark) for mark in dict.fromkeys(marks)]
     folded = _tables(everything, sessions)
-    if folded:
-        said += ["<details><summary>Every verdict</summary>", *folded, "</details>"]
-    return "\n\n".join(said) + "\n"
+    fold = ["<details><summary>Every verdict</summary>", *folded, "</details>"] if folded else []
+    for parts in ([*said, *tables, *fold], [*said, *tables, LEFT_OUT]):
+        page = "\n\n".join(parts) + "\n"
+        if most is None or len(page.encode()) <= most:
+            return page
+    assert most is not None
+    return _sentences(result, most)
 
 
-def _tables(verdicts: Sequence[Any], sessions: Sequence[Evidence]) -> list[str]:
-    chosen = ((session, [one for one in verdicts if one.session_id == session.session.id]) for session in sessions)
-    return [verdict_table(session, own).markdown() for session, own in chosen if own]
+LEFT_OUT = "The log has every verdict: there are too many for this page."
+
+
+def _beside_tables(result: GateResult) -> list[str]:
+    """The sentences that no row of a table says: of suites and metrics without a figure, and why there was no decision."""
+    in_tables = {item.sentence for item in result.items}
+    return [sentence for sentence in result.sentences[1:] if sentence not in in_tables]
+
+
+def _sentences(result: GateResult, most: int) -> str:
+    """The headline and as many sentences as fit, each a point of a list."""
+    lines = [f"### {_plain(result.sentences[0])}", "", *(f"- {_plain(sentence)}" for sentence in result.sentences[1:])]
+    shown: list[str] = []
+    room = most - len(LEFT_OUT) - 3
+    for line in lines:
+        room -= len(line.encode()) + 1
+        if room < 0:
+            break
+        shown.append(line)
+    return "\n".join([*shown, "", LEFT_OUT]) + "\n"
+
+
+def _plain(sentence: str) -> str:
+    return escaped(" ".join(sentence.split()))
+
+
+def _tables(verdicts: Sequence[Verdict], sessions: Sequence[Evidence]) -> list[str]:
+    """The tables of the sessions that have such verdicts, the one with the worst first."""
+    chosen = [(session, [one for one in verdicts if one.session_id == session.session.id]) for session in sessions]
+    order = {one.session_id: at for at, one in reversed(list(enumerate(verdicts)))}  # they come with the worst first
+    told = sorted((pair for pair in chosen if pair[1]), key=lambda pair: order[pair[0].session.id])
+    return [verdict_table(session, own).markdown() for session, own in told]
 
 
 def gate_junit(result: GateResult) -> str:

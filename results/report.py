@@ -32,8 +32,8 @@ from frostline.results.record import (
 )
 from frostline.results.statistics import summarise
 from frostline.results.table import Cell, Column, Table
-from frostline.results.units import MISSING, format_saving, format_spread, format_value
-from frostline.results.verdict import ONE_FOR_ALL, brief, said_once, tally, worst_first
+from frostline.results.units import MISSING, format_apart, format_ratio, format_saving, format_spread, format_value
+from frostline.results.verdict import ONE_FOR_ALL, brief, cases_together, said_once, tally
 
 STATUS_SHOWN = {Status.OOM: "OOM", Status.WRONG: "wrong", None: "not measured"}
 TIMES = {
@@ -107,7 +107,8 @@ def _place(evidence: Evidence, case: Case) -> list[Cell]:
 
 
 def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evidence | None = None) -> Table:
-    """A row for each verdict, the worst first; what holds for every metric of a side is said once, and so is every figure.
+    """A row for each verdict, case by case with the worst first; what holds for every metric of a side is said once, and so is
+    every figure.
 
     Args:
         evidence: the session that was judged.
@@ -123,12 +124,12 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
     columns += [Column("metric"), Column("baseline", figures=True), Column("measured", figures=True)]
     columns += [Column("ratio", figures=True), Column("verdict"), Column("why", prose=True)]
     rows: list[list[Cell]] = []
-    told = worst_first(said_once(verdicts))
+    told = cases_together(said_once(verdicts), list(cases))
     common = set.intersection(*(set(one.flags) for one in told)) if told else set()  # the notes say them for all
     for one in told:
         case = cases[one.case_id]
         place = [(plain(case.params.get(axis)),) for axis in axes] + ([(names[one.position],)] if several else [])
-        baseline = _figure(base or evidence, one.baseline_position, one)
+        baseline, measured = _figures_compared(base or evidence, evidence, one)
         own = [flag for flag in one.flags if flag not in common]
         why = (brief(one), f"({', '.join(own)})") if own else (brief(one),)
         rows.append(
@@ -136,7 +137,7 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
                 *place,
                 (_metric_shown(one),),
                 (baseline,),
-                (_figure(evidence, one.position, one),),
+                (measured,),
                 _ratio(one),
                 (one.outcome,),
                 why,
@@ -216,6 +217,16 @@ def _figures(evidence: Evidence, case: Case, side: SideRecord, role: Role) -> It
         yield f"predicted {format_value(predicted, 'B')}"
 
 
+def _figures_compared(base: Evidence, evidence: Evidence, one: Verdict) -> tuple[str, str]:
+    """The values that a verdict is about, the baseline's first; bytes and counts that differ never look the same."""
+    shown = _figure(base, one.baseline_position, one), _figure(evidence, one.position, one)
+    if shown[0] != shown[1] or one.reason in ONE_FOR_ALL or evidence.metrics[one.metric].kind is Kind.TIMING:
+        return shown
+    places = (base, one.baseline_position), (evidence, one.position)
+    first, second = (summarise(each.values(one.case_id, at, one.metric, one.role)).median for each, at in places)
+    return format_apart(first, second, evidence.metrics[one.metric].unit)
+
+
 def _figure(evidence: Evidence, position: int, one: Verdict) -> str:
     """The value that a verdict is about, on one side: the median over processes, with its spread for a time."""
     metric = evidence.metrics[one.metric]
@@ -235,7 +246,7 @@ def _ratio(one: Verdict) -> Cell:
     if math.isnan(one.effect):
         return (MISSING,)
     if math.isnan(one.low) or one.low == one.high:
-        return (f"{one.effect:.3f}",)
+        return (format_ratio(one.effect),)
     return (f"{one.effect:.3f} [{one.low:.3f}, {one.high:.3f}]",)
 
 

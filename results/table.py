@@ -81,11 +81,11 @@ class Table:
 
     def markdown(self) -> str:
         """GitHub's Markdown; the lines of a cell are kept apart by line breaks."""
-        header = "| " + " | ".join(_escaped(column.header) for column in self.columns) + " |"
+        header = "| " + " | ".join(escaped(column.header) for column in self.columns) + " |"
         rule = "|" + "|".join("---:" if column.figures else "---" for column in self.columns) + "|"
-        rows = ("| " + " | ".join("<br>".join(map(_escaped, cell)) for cell in row) + " |" for row in self.rows)
-        notes = "\n".join(f"{_escaped(note)}  " for note in self.notes)  # two blanks: a line break
-        return "\n".join([f"**{_escaped(self.title)}**", "", header, rule, *rows, "", notes]).rstrip()
+        rows = ("| " + " | ".join("<br>".join(map(escaped, cell)) for cell in row) + " |" for row in self.rows)
+        notes = "\n".join(f"{escaped(note)}  " for note in self.notes)  # two blanks: a line break
+        return "\n".join([f"**{escaped(self.title)}**", "", header, rule, *rows, "", notes]).rstrip()
 
     def _widths(self) -> list[int]:
         """The width that each column needs for its header and its longest line."""
@@ -143,7 +143,7 @@ def _styled(cell: Cell) -> Text:
     return text
 
 
-def _escaped(line: str) -> str:
+def escaped(line: str) -> str:
     """A line that Markdown and HTML leave as it is."""
     for mark, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("*", "\\*"), ("_", "\\_"), ("`", "\\`")):
         line = line.replace(mark, safe)

@@ -55,17 +55,18 @@ def measured_part(kept: Trials) -> str:
     return "\n".join(sections)
 
 
-def splice(page: str, part: str) -> str:
+def splice(page: str, part: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """The page with what is between its markers replaced.
 
     Raises:
         UsageError: a page that has not both markers once, in this order.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise UsageError(f"the page needs the lines {BEGIN} and {END}, each once and in this order")
-    return f"{before}{BEGIN}\n\n{part.strip()}\n\n{END}{after}"
+    first, last = marks
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
+    if not begin or not end or first in rest or last in after:
+        raise UsageError(f"the page needs the lines {first} and {last}, each once and in this order")
+    return f"{before}{first}\n\n{part.strip()}\n\n{last}{after}"
 
 
 def _origin(kept: Trials) -> str:

@@ -40,6 +40,22 @@ def format_value(value: float, unit: str, *, beside: float | None = None) -> str
     return f"{_digits(value / factor, whole=factor == 1.0 and value == round(value))} {name}".rstrip()
 
 
+def format_apart(first: float, second: float, unit: str) -> tuple[str, str]:
+    """Two values that are compared, in one unit: in units of one where fewer digits would show them as equal."""
+    largest = max(first, second) if first == first and second == second else None
+    told = format_value(first, unit, beside=largest), format_value(second, unit, beside=largest)
+    if largest is None or first == second or told[0] != told[1]:
+        return told
+    exact = [f"{_digits(one, whole=one == round(one))} {'' if unit == '1' else unit}".rstrip() for one in (first, second)]
+    return exact[0], exact[1]
+
+
+def format_ratio(ratio: float) -> str:
+    """A ratio with three decimals, and with more where it would look like none: `1.000` is 1 and nothing else."""
+    off = abs(ratio - 1)
+    return f"{ratio:.{3 if off >= 5e-4 or off == 0 else _first_digit(off)}f}"
+
+
 def format_spread(value: float, spread: float, unit: str) -> str:
     """A value with its spread in the same unit and to the same place, for example `263.7 ± 0.4 ms`; no spread for NaN."""
     if math.isnan(value) or math.isnan(spread):
@@ -56,7 +72,8 @@ def format_change(ratio: float) -> str:
     if ratio >= 3:
         return f"{_digits(ratio)} x"
     change = 100 * (ratio - 1)
-    places = 1 if abs(change) >= 0.95 or change == 0 else 2
+    size = abs(change)
+    places = 1 if size >= 0.95 or size == 0 else 2 if size >= 5e-3 else _first_digit(size)
     return f"{change:+.{places}f} %"
 
 
@@ -68,6 +85,11 @@ def format_saving(ratio: float) -> str:
 def format_percent(fraction: float) -> str:
     """A fraction in per cent with as many decimals as it needs, at most two: `3 %`, `0.25 %`."""
     return f"{round(100 * fraction, 2):g} %"
+
+
+def _first_digit(size: float) -> int:
+    """The decimal place of the first digit of a number below 1, at most twelve."""
+    return min(12, math.ceil(-math.log10(size)))
 
 
 def _digits(value: float, *, whole: bool = False) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from frostline.results.evidence import Standing
 from frostline.results.looks import FIRST_LOOK, Errors
 from frostline.results.record import Direction, Kind, Outcome, Reason, Status, Verdict
 from frostline.results.statistics import Values, look
-from frostline.results.units import format_change, format_percent, format_value
+from frostline.results.units import format_apart, format_change, format_percent, format_value
 
 DEFAULT_DELTA = 0.03  # for times; exact metrics are compared exactly unless told otherwise
 LEAST_ROUNDS = 6
@@ -158,8 +158,7 @@ def judge_exact(
     tolerance = max(delta * abs(theirs), byte_tolerance if kind is Kind.BYTES else 0.0)
     ratio = ours / theirs if theirs else (1.0 if ours == theirs else math.nan)
     furthest = max(side.max(), baseline.max()) - min(side.min(), baseline.min())
-    largest = max(ours, theirs)
-    figures = f"{_range(side, unit, largest)} against {_range(baseline, unit, largest)}"
+    figures = _against(side, baseline, unit)
     if furthest == 0:
         outcome, reason, sentence = Outcome.SAME, Reason.EQUAL, f"Equal: {format_value(ours, unit)}."
     elif furthest <= tolerance:
@@ -203,6 +202,19 @@ def needs_second_look(verdicts: Iterable[Verdict]) -> list[str]:
 def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Verdicts by outcome, the worst first; among equals the largest effect first."""
     return sorted(verdicts, key=lambda one: (WORST_FIRST.index(one.outcome), -_size(one.effect)))
+
+
+def cases_together(verdicts: Iterable[Verdict], case_ids: Sequence[str]) -> list[Verdict]:
+    """Verdicts case by case, the case with the worst outcome first; cases that are equally bad in the order given.
+
+    Within a case the worst is first, and what is equally bad stays as it was: rows that all say `same` are no ranking.
+    """
+    told = list(verdicts)
+    place = {case_id: at for at, case_id in enumerate(case_ids)}
+    worst: dict[str, int] = {}
+    for one in told:
+        worst[one.case_id] = min(worst.get(one.case_id, len(WORST_FIRST)), WORST_FIRST.index(one.outcome))
+    return sorted(told, key=lambda one: (worst[one.case_id], place[one.case_id], WORST_FIRST.index(one.outcome)))
 
 
 def tally(verdicts: Iterable[Verdict]) -> str:
@@ -250,6 +262,14 @@ def _told(who: str, standing: Standing) -> str:
         return f"{told}: {checked.output} is off by {checked.relative:.2g} relative, where {checked.allowed:.2g} is allowed."
     reason = standing.reason.strip().splitlines()
     return f"{told}: {reason[0].rstrip('.')}." if reason else f"{told}."
+
+
+def _against(side: Values, baseline: Values, unit: str) -> str:
+    """The values of both sides, each as one or as a range, in the unit that suits the larger; told apart where they differ."""
+    if len(np.unique(side)) == len(np.unique(baseline)) == 1:
+        return " against ".join(format_apart(float(side[0]), float(baseline[0]), unit))
+    largest = max(float(np.median(side)), float(np.median(baseline)))
+    return f"{_range(side, unit, largest)} against {_range(baseline, unit, largest)}"
 
 
 def _range(values: Values, unit: str, beside: float) -> str:

@@ -38,7 +38,7 @@ _PLACES = {  # the file of ours, and where it stands in the repository
     "test_planted.py": "test_planted.py",
     "bench_asv.py": "benchmarks/bench_asv.py",
 }
-_IDENTITY = {
+IDENTITY = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_SYSTEM": os.devnull,
     **{f"GIT_{who}_NAME": "Trials" for who in ("AUTHOR", "COMMITTER")},
@@ -72,7 +72,7 @@ class PlantedRepository:
         """The output of a git command in it."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         command = ["git", *arguments]
-        return subprocess.run(command, cwd=self.path, env=kept | _IDENTITY, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(command, cwd=self.path, env=kept | IDENTITY, check=True, capture_output=True, text=True).stdout
 
     def check_out(self, tag: str) -> None:
         """What a user types between two measurements."""

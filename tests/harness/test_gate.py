@@ -180,8 +180,8 @@ def test_a_suite_in_a_file_is_gated(scratch_repo, frostline, tmp_path):
     [
         ("[tool.frostline.gate", "[tool.elsewhere", "has no [tool.frostline.gate]"),
         ("byte_tolerance", "bite_tolerance", "bite_tolerance"),
-        ('preset = "paper"', 'preset = "big"', "--preset: grpo has no preset 'big'"),
-        ("vocab = [128256]", 'vocab = ["big"]', "--set: vocab takes a whole number, got 'big'"),
+        ('preset = "paper"', 'preset = "big"', ": grpo has no preset 'big'"),
+        ("vocab = [128256]", 'vocab = ["big"]', ": vocab takes a whole number, got 'big'"),
         ("suites.grpo", "suites.grpoo", "no suite 'grpoo' (did you mean grpo?)"),
     ],
 )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from frostline.results.evidence import Evidence
-from frostline.results.gate import ExitCode, Weight, decide, exit_code_for
+from frostline.results.gate import ExitCode, Weight, decide, exit_code_for, no_decision
+from frostline.results.gate_annotations import COMMENT_MARK, MOST_ANNOTATIONS, annotation, annotation_lines, gate_comment
 from frostline.results.gate_report import gate_json, gate_junit, gate_markdown
 from frostline.results.judge import judge_session
-from frostline.results.policy import MetricPolicy, Policy, SuitePolicy, load_policy, parse_policy
-from frostline.results.record import Outcome, Reason, Role, Status, UsageError
+from frostline.results.policy import MetricPolicy, Policy, SuitePolicy
+from frostline.results.record import Outcome, Reason, Role, Status
 
 GRPO = Policy(suites=(SuitePolicy("grpo"),))
 
@@ -191,135 +190,65 @@ class TestWords:
         assert content["verdicts"][0]["effect"] is None
         assert content["verdicts"][0]["case"]["vocab"] == 11
 
+    def test_a_case_stays_together_and_the_worst_is_first(self, judged):
+        verdicts, evidence = judged(SAME, (0.001, 1.0), SLOWER)
+        folded = gate_markdown(decide(verdicts, GRPO, evidence.cases), [evidence]).split("<details>")[1]
+        rows = [line.split(" | ")[:2] for line in folded.splitlines() if line.startswith("| 1")]
+        assert [row[0].strip("| ") for row in rows] == ["12", "12", "10", "10", "11", "11"]
 
-class TestPolicy:
-    def test_a_whole_policy(self, tmp_path):
-        pyproject = tmp_path / "pyproject.toml"
-        pyproject.write_text("""
-            [tool.frostline.gate]
-            inconclusive = "warn"
-            base = "main"
-            predicted = true
-            isolation = "fork"
-            blocks = ["slower", "broken"]
-            false_discovery = 0.05
-            [tool.frostline.gate.suites.grpo]
-            preset = "small"
-            rounds = 6
-            axes = { vocab = [4096], lm_head = ["frozen", "trainable"] }
-            [tool.frostline.gate.suites.norms]
-            [tool.frostline.gate.metrics.step_time]
-            delta = 0.05
-            [tool.frostline.gate.metrics.peak_allocated]
-            byte_tolerance = 512
-        """)
-        policy = load_policy(pyproject)
-        assert policy == Policy(
-            suites=(
-                SuitePolicy("grpo", "small", {"vocab": (4096,), "lm_head": ("frozen", "trainable")}, 6),
-                SuitePolicy("norms"),
-            ),
-            metrics=(MetricPolicy("step_time", delta=0.05), MetricPolicy("peak_allocated", byte_tolerance=512)),
-            blocks=(Outcome.SLOWER, Outcome.BROKEN),
-            inconclusive="warn",
-            base="main",
-            predicted=True,
-            isolation="fork",
-            false_discovery=0.05,
+    def test_bytes_that_differ_never_look_the_same(self, make_world):
+        world = make_world()
+        for position, peak in enumerate((2**31, 2**31 - 512)):
+            world.process(position, 0, measurements={"step_time": 1e6, "peak_allocated": peak})
+        evidence = Evidence(world.session, world.machine, world.sides, world.cases, world.processes, ())
+        page = gate_markdown(decide(judge_session(evidence), GRPO, evidence.cases), [evidence])
+        assert "| 2,147,483,648 B | 2,147,483,136 B | 0.9999998 | less |" in page
+
+    def test_why_nothing_of_a_suite_was_measured_is_said(self, judged):
+        both = replace(GRPO, suites=(SuitePolicy("grpo"), SuitePolicy("norms")))
+        verdicts, evidence = judged(SLOWER)
+        result = decide(verdicts, both, evidence.cases, {"norms": "nothing could be measured (oom: no memory)\n  Traceback"})
+        assert result.exit_code is ExitCode.WORSE
+        said = "Nothing of norms was measured: nothing could be measured (oom: no memory)."
+        assert said in result.sentences and said in gate_markdown(result, [evidence])
+
+
+class TestGitHub:
+    def test_what_blocks_is_an_error_and_what_is_only_said_a_warning(self, judged):
+        verdicts, evidence = judged(SLOWER, OPEN, SAME)
+        lines = list(annotation_lines(decide(verdicts, replace(GRPO, inconclusive="warn"), evidence.cases)))
+        assert [line.split("::")[1] for line in lines] == ["error title=frostline gate", "warning title=frostline gate"]
+        assert lines[0].startswith("::error title=frostline gate::grpo vocab=10, step_time: slower. Slower: +22.1 %25 (99 %25")
+
+    def test_no_message_can_end_its_line_or_begin_another(self):
+        assert annotation("error", "100 %\n::error::x\r\n") == "::error title=frostline gate::100 %25%0A::error::x%0D%0A"
+
+    def test_no_more_than_github_shows(self, judged):
+        verdicts, evidence = judged(*[MORE] * 14)
+        lines = list(annotation_lines(decide(verdicts, GRPO, evidence.cases)))
+        assert len(lines) == MOST_ANNOTATIONS
+        assert lines[-1].endswith("::5 more; the log and the summary have all")
+
+    def test_where_nothing_was_measured_that_is_the_error(self):
+        (line,) = annotation_lines(no_decision("HEAD cannot be built"))
+        assert line.endswith("::Undecided: nothing could be measured. HEAD cannot be built")
+
+    def test_a_comment_can_be_found_again_and_is_never_too_long(self, judged):
+        verdicts, evidence = judged(*[MORE] * 300)
+        result = decide(verdicts, GRPO, evidence.cases)
+        comment = gate_comment(result, [evidence])
+        assert comment.splitlines()[0] == COMMENT_MARK
+        assert len(gate_markdown(result, [evidence])) > 65_536 > len(comment.encode())
+        assert "Every verdict" not in comment and "| more |" in comment
+        assert "The log has every verdict: there are too many for this page." in comment
+        long = [replace(item, sentence=item.sentence + 300 * "\u00e9") for item in result.items]
+        short = gate_markdown(
+            replace(result, sentences=[result.sentences[0], *(one.sentence for one in long)]), [evidence], 5000
         )
+        assert 4000 < len(short.encode()) <= 5000 and short.startswith("### Failed") and "| more |" not in short
 
-    def test_the_page_s_example_is_a_policy(self):
-        page = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
-        example = page.split("```toml")[1].split("```")[0]
-        policy = parse_policy(tomllib.loads(example)["tool"]["frostline"]["gate"])
-        assert policy.suites[0].axes == {"lm_head": ("frozen", "trainable")}
-        assert (policy.blocks, policy.false_discovery) == (Policy().blocks, Policy().false_discovery)
-
-    def test_thresholds_of_the_policy_go_before_the_suite_s_own(self):
-        policy = Policy((SuitePolicy("grpo"),), (MetricPolicy("step_time", 0.05), MetricPolicy("peak_allocated", None, 512)))
-        thresholds = policy.thresholds({"grpo": {"step_time": 0.1, "flops": 0.2}})
-        assert thresholds.delta == {"": {"step_time": 0.05}, "grpo": {"step_time": 0.05, "flops": 0.2}}
-        assert thresholds.byte_tolerance == {"peak_allocated": 512}
-
-    @pytest.mark.parametrize(
-        ("table", "said"),
-        [
-            ({"inconclusiv": "warn"}, "tool.frostline.gate.inconclusiv: unknown key, perhaps inconclusive; known are suites"),
-            ({"inconclusive": "ignore"}, 'gate.inconclusive: wanted "fail" or "warn", got "ignore"'),
-            ({"inconclusive": True}, 'gate.inconclusive: wanted "fail" or "warn", got true'),
-            ({"predicted": "yes"}, 'gate.predicted: wanted "auto" or true or false, got "yes"'),
-            ({"isolation": "thread"}, 'gate.isolation: wanted "spawn" or "fork", got "thread"'),
-            ({"python": 3.12}, "gate.python: wanted the path of an interpreter or environment, got 3.12"),
-            ({"base": 3}, "gate.base: wanted a revision, or merge-base, got 3"),
-            ({"blocks": ["worse"]}, "gate.blocks: wanted a list of slower"),
-            ({"blocks": []}, "gate.blocks: wanted a list of slower"),
-            ({"blocks": [["slower"]]}, "gate.blocks: wanted a list of slower"),
-            ({"false_discovery": 5}, "gate.false_discovery: wanted a fraction"),
-            ({"suites": ["grpo"]}, "gate.suites: wanted a table by suite"),
-            ({"suites": {"grpo": {"presets": "small"}}}, "gate.suites.grpo.presets: unknown key"),
-            ({"suites": {"grpo": {"preset": 1}}}, "gate.suites.grpo.preset: wanted the name of a preset, got 1"),
-            ({"suites": {"grpo": {"rounds": 0}}}, "gate.suites.grpo.rounds: wanted a whole number from 1 on, got 0"),
-            ({"suites": {"grpo": {"max_rounds": 0}}}, "gate.suites.grpo.max_rounds: wanted a whole number from 1 on, got 0"),
-            (
-                {"suites": {"grpo": {"rounds": 8, "max_rounds": 6}}},
-                "gate.suites.grpo.max_rounds: wanted at least the 8 of rounds, got 6",
-            ),
-            ({"budget": 600}, "gate.budget: wanted a time such as 10m, in quotes, got 600"),
-            ({"budget": "10"}, "gate.budget: got '10', wanted a time such as 90s, 10m or 1h30m"),
-            ({"suites": {"grpo": {"rounds": 2.5}}}, "gate.suites.grpo.rounds: wanted a whole number from 1 on"),
-            ({"suites": {"grpo": {"rounds": True}}}, "gate.suites.grpo.rounds: wanted a whole number from 1 on, got true"),
-            ({"suites": {"grpo": {"axes": {"vocab": 4096}}}}, "gate.suites.grpo.axes.vocab: wanted a list of numbers"),
-            ({"suites": {"grpo": {"axes": {"vocab": []}}}}, "gate.suites.grpo.axes.vocab: wanted a list of numbers"),
-            ({"metrics": {"time": {}}}, "gate.metrics.time: no such metric, perhaps step_time; there are step_time"),
-            ({"metrics": {"step_time": {"delta": 3}}}, "gate.metrics.step_time.delta: wanted a fraction"),
-            ({"metrics": {"step_time": {"delta": "3 %"}}}, "gate.metrics.step_time.delta: wanted a fraction"),
-            ({"metrics": {"flops": {"byte_tolerance": -1}}}, "gate.metrics.flops.byte_tolerance: wanted a number of bytes"),
-            ({"metrics": {"flops": 3}}, "gate.metrics.flops: wanted a table, got 3"),
-        ],
-    )
-    def test_a_mistake_is_one_line_that_names_the_key(self, table, said):
-        with pytest.raises(UsageError) as caught:
-            parse_policy(table)
-        assert said in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-    @pytest.mark.parametrize(
-        ("misspelt", "said"),
-        [
-            (("frostline.gate]", "frostline.gates]"), "tool.frostline.gates (line 2 of {file}): unknown key, perhaps gate;"),
-            (("gate.suites.grpo", "gates.suites.grpo"), "tool.frostline.gates (line 4 of {file}): unknown key, perhaps gate;"),
-            (("rounds", "round"), "gate.suites.grpo.round (line 5 of {file}): unknown key, perhaps rounds; known are preset"),
-            (("inconclusive", "inconclusiv"), "gate.inconclusiv (line 3 of {file}): unknown key, perhaps inconclusive;"),
-            (
-                ("grpo]\n rounds", 'grpo]\n "pre set"'),
-                "gate.suites.grpo.pre set (line 5 of {file}): unknown key, perhaps preset",
-            ),
-            (("delta", "dela"), "metrics.step_time.dela (line 7 of {file}): unknown key, perhaps delta;"),
-            (("step_time", "steptime"), "gate.metrics.steptime (line 7 of {file}): no such metric, perhaps step_time;"),
-            (("metrics", "nothing_like"), "gate.nothing_like (line 6 of {file}): unknown key; known are suites,"),
-        ],
-    )
-    def test_what_is_misspelt_is_named_with_its_line_and_what_is_nearest(self, tmp_path, misspelt, said):
-        text = '[project]\n[tool.frostline.gate]\n inconclusive = "warn"\n[tool.frostline.gate.suites.grpo]\n rounds = 8\n'
-        file = tmp_path / "pyproject.toml"
-        text += "[ tool.frostline.gate.metrics ]\n step_time = { delta = 0.03 }\n"
-        file.write_text(text.replace(*misspelt, 1))
-        with pytest.raises(UsageError) as caught:
-            load_policy(file)
-        assert said.format(file=file) in str(caught.value) and "\n" not in str(caught.value)
-
-    @pytest.mark.parametrize(
-        ("text", "said"),
-        [
-            (None, "cannot read"),
-            ("[tool.frostline", "is no TOML"),
-            ("[tool.other]", r"has no \[tool.frostline.gate\]"),
-            ("[tool.frostline.gate]", "names no suite"),
-        ],
-    )
-    def test_a_file_without_a_policy(self, tmp_path, text, said):
-        pyproject = tmp_path / "pyproject.toml"
-        if text is not None:
-            pyproject.write_text(text)
-        with pytest.raises(UsageError, match=said):
-            load_policy(pyproject)
+    def test_no_text_of_a_case_is_markup(self, judged):
+        verdicts, evidence = judged(BROKEN)
+        hostile = [replace(one, sentence="</details><script>alert(1)</script> | @all `x`") for one in verdicts]
+        page = gate_markdown(decide(hostile, GRPO, evidence.cases), [evidence])
+        assert "<script" not in page and page.count("</details>") == 1

@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from frostline.results.units import format_change, format_percent, format_saving, format_spread, format_value, human_scale
+from frostline.results.units import (
+    format_apart,
+    format_change,
+    format_percent,
+    format_ratio,
+    format_saving,
+    format_spread,
+    format_value,
+    human_scale,
+)
 
 
 @pytest.mark.parametrize(
@@ -70,3 +79,27 @@ def test_every_magnitude_stays_readable(unit):
         factor, name = human_scale(10.0**exponent, unit)
         assert 10.0**exponent / factor >= 0.99995
         assert isinstance(name, str)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown", "change"),
+    [
+        (1.0, "1.000", "+0.0 %"),
+        (1.0004, "1.0004", "+0.04 %"),
+        (1 - 2**-22, "0.9999998", "-0.00002 %"),
+        (1.0000999, "1.00010", "+0.01 %"),
+        (1.1, "1.100", "+10.0 %"),
+        (0.0, "0.000", "-100.0 %"),
+    ],
+)
+def test_a_ratio_looks_like_none_only_where_it_is_none(ratio, shown, change):
+    assert format_ratio(ratio) == shown
+    assert format_change(ratio) == change
+
+
+def test_compared_values_look_the_same_only_where_they_are():
+    assert format_apart(2.0**30, 2.0**30, "B") == ("1.000 GiB", "1.000 GiB")
+    assert format_apart(2.0**30, 2.0**30 + 512, "B") == ("1,073,741,824 B", "1,073,742,336 B")
+    assert format_apart(2.0**20, 3 * 2.0**30, "B") == ("0.001 GiB", "3.000 GiB")
+    assert format_apart(1e12, 1e12 + 1, "FLOP") == ("1,000,000,000,000 FLOP", "1,000,000,000,001 FLOP")
+    assert format_apart(math.nan, 1.0, "B") == ("-", "1 B")
