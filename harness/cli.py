@@ -1,6 +1,6 @@
-"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `cost`, `plan`, `doctor`. It parses, calls and prints.
+"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `cost`, `plan`, `doctor`, `site`. It parses, calls and prints.
 
-The commands are in `front/`. Those of `chart` are here, since nothing else of the harness reaches the dashboards.
+The commands are in `front/`. Those of `chart` and `site` are here, since nothing else of the harness reaches the dashboards.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ for command in COMMANDS:
 
 chart_app = typer.Typer(no_args_is_help=True, help="Draw a chart from what is stored.")
 app.add_typer(chart_app, name="chart")
+
+site_app = typer.Typer(no_args_is_help=True, help="Make a static site of what is stored, or look at it.")
+app.add_typer(site_app, name="site")
 
 
 def _show_version(asked: bool) -> None:
@@ -180,6 +183,21 @@ def chart_validation(
     with Store.open(db, create=False) as store:
         picture = validation_picture(Evidence.load(store, store.session(session).id), out)
     print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
+
+
+@site_app.command("build")
+def site_build(
+    out: Annotated[Path, typer.Option("--out", help="The folder for the site: an empty one, or one to replace.")],
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """Write the site: pages that open from a file, from a web server or as an artifact of CI, with nothing fetched."""
+    from frostline.dashboards.site.build import build_site
+    from frostline.harness.commands import verdicts_of
+    from frostline.results.store import Store
+
+    with Store.open(db, create=False) as store:
+        site = build_site(store, out, lambda session: verdicts_of(session, store))
+    print(f"Site: {site.index} ({site.pages} pages)")
 
 
 def main() -> None:
