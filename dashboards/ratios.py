@@ -22,6 +22,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 0.3, 0.3, 0.12, 0.62  # inches around the axes
 _LINE, _ROUND, _GAP = 0.19, 0.045, 0.16  # inches of a line of text, of a round, and between two cases
 _LETTERS = 44  # of a line: as many as the width holds
 _POINT = "#0072b2"
+_GROUND = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # of a text, over a line of the grid
+_MOST_TICKS = 6
 _WIDE = 1.6  # from this ratio on, either way, the axis is logarithmic
 ROUNDS, EFFECTS, BASELINE, SIDE = "rounds", "effects", "baseline", "side"  # the gids of the points, for tooltips
 
@@ -68,7 +70,7 @@ def draw_ratios(rows: Sequence[RatioRow]) -> Figure:
     for row, head, size in zip(rows, heads, tall, strict=True):
         for place, line in enumerate(head):
             across = axes.get_yaxis_transform()  # x as a share of the width
-            axes.text(0, top + _LINE * (place + 0.5), line, transform=across, va="center", size=theme.TICK, zorder=6)
+            axes.text(0, top + _LINE * (place + 0.5), line, transform=across, va="center", size=theme.TICK, zorder=6, bbox=_GROUND)
         first = top + _LINE * len(head) + _ROUND
         points += [(ratio, first + _ROUND * place) for place, ratio in enumerate(row.rounds)]
         at = first + _ROUND * len(row.rounds) + 0.04
@@ -120,7 +122,7 @@ def draw_order(runs: Sequence[Run], names: tuple[str, str]) -> Figure:
 
 _MARKS = {
     True: {"marker": "o", "color": "#d55e00", "markerfacecolor": "none", "markersize": 5.5, "markeredgewidth": 1.3},
-    False: {"marker": "s", "color": "#0072b2", "markersize": 3.2, "markeredgewidth": 0},
+    False: {"marker": "s", "color": "#0072b2", "markersize": 4.2, "markeredgewidth": 0},
 }
 
 
@@ -145,8 +147,17 @@ def _ratio_axis(axes: Axes, ratios: Sequence[float], along: str = "x") -> None:
         return
     (axes.set_xscale if along == "x" else axes.set_yscale)("log")
     limit(low / 1.12, high * 1.12)
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    fine = [step * 10.0**power for power in range(first, last + 1) for step in ((1, 2, 5) if last - first <= 2 else (1,))]
-    axis.set_ticks([tick for tick in fine if low / 1.12 <= tick <= high * 1.12])
+    axis.set_ticks(_multiples(low / 1.12, high * 1.12))
     axis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
     axis.set_minor_locator(NullLocator())
+
+
+def _multiples(low: float, high: float) -> list[float]:
+    """Round multiples between two, as many as there is room for."""
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    found: list[float] = []
+    for steps in ((1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)):
+        found = [step * power for power in powers for step in steps if low <= step * power <= high]
+        if len(found) <= _MOST_TICKS:
+            return found
+    return found[:: -(-len(found) // _MOST_TICKS)]

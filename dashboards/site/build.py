@@ -11,6 +11,7 @@ from pathlib import Path
 from frostline.dashboards import theme
 from frostline.dashboards.charts import picture_folder
 from frostline.dashboards.site.comparison import comparison_pages
+from frostline.dashboards.site.crossover import Crossovers
 from frostline.dashboards.site.findings import Findings, find_comparisons
 from frostline.dashboards.site.overview import glance, overview_pages
 from frostline.dashboards.site.pages import FOLDER, Page
@@ -46,7 +47,7 @@ def build_site(store: Store, folder: Path, verdicts_of: Callable[[Session], Sequ
     """
     listing = sessions_table(store)
     _clear(picture_folder(folder))
-    shared = {"navigation": [("index.html", "Overview")], "database": store.path.name, "built": datetime.now(UTC).strftime("%Y-%m-%d %H:%M")}
+    shared = {"navigation": [("index.html", "Overview"), ("crossover.html", "Crossover")], "database": store.path.name, "built": datetime.now(UTC).strftime("%Y-%m-%d %H:%M")}
     written = 0
     with theme.applied():
         for page in _pages(store, listing, verdicts_of):
@@ -56,7 +57,7 @@ def build_site(store: Store, folder: Path, verdicts_of: Callable[[Session], Sequ
 
 
 def _pages(store: Store, listing: Table, verdicts_of: Callable[[Session], Sequence[Verdict]]) -> Iterator[Page]:
-    glances = []
+    glances, crossovers = [], Crossovers()
     headers = [column.header for column in listing.columns]
     for session, row in zip(reversed(store.sessions()), listing.rows, strict=True):
         evidence = Evidence.load(store, session.id)
@@ -68,6 +69,8 @@ def _pages(store: Store, listing: Table, verdicts_of: Callable[[Session], Sequen
         for one in comparisons:
             yield from comparison_pages(one)
         glances.append(glance(found, dict(zip(headers, row, strict=True))))
+        crossovers.add(evidence, store.samples)
+    yield from crossovers.pages()
     yield from overview_pages(glances, listing)
 
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-
-from markupsafe import Markup
 
 from frostline.dashboards import ratios
 from frostline.dashboards.site.findings import CASES_A_PAGE, Comparison, case_anchor, case_label
 from frostline.dashboards.site.grid import Entry, Grid, Heading, Row, text
-from frostline.dashboards.site.pages import Page, numbered, session_name
+from frostline.dashboards.site.pages import Chart, Page, numbered, session_name
 from frostline.dashboards.site.svg import inline_svg
 from frostline.results.evidence import Evidence
 from frostline.results.notes import suite_of
@@ -26,14 +23,6 @@ from frostline.results.units import MISSING, format_change, format_value
 from frostline.results.verdict import brief, said_once, tally
 
 PER_PROCESS = ("pid", "seed", "hash_seed")  # of an environment: not what sides differ in
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart with its caption."""
-
-    caption: str
-    svg: Markup
 
 
 def comparison_pages(one: Comparison) -> Iterator[Page]:

@@ -17,7 +17,7 @@ from frostline.results.notes import suite_of
 from frostline.results.record import Outcome, Verdict
 from frostline.results.table import Table
 from frostline.results.units import format_change
-from frostline.results.verdict import said_once, tally
+from frostline.results.verdict import ONE_FOR_ALL, said_once, tally
 
 CELLS_A_ROW = 60  # the worst of a comparison; its own pages have them all
 ROWS_OF_THE_MATRIX = 60
@@ -25,12 +25,16 @@ ROWS_OF_THE_MATRIX = 60
 
 @dataclass(frozen=True)
 class Cell:
-    """A case in the matrix: where its evidence is, the case, its worst outcome, and by how much of which metric."""
+    """A case in the matrix: where its evidence is, the case, and each outcome with by how much of which metric, the worst first."""
 
     href: str
     label: str
-    outcome: Outcome
-    change: str
+    told: Sequence[tuple[Outcome, str]]
+
+    @property
+    def worst(self) -> Outcome:
+        """What the cell is coloured by."""
+        return self.told[0][0]
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def overview_pages(glances: Sequence[Glance], listing: Table) -> Iterator[Page]:
     choice = {"command", "suite", "device", "machine"}
     headings = [Heading(column.header, choice=column.header in choice) for column in listing.columns]
     sessions = Grid("sessions", listing.title, [*headings, Heading("verdicts")], [one.listing for one in glances])
-    outcomes = sorted({cell.outcome for row in matrix for cell in row.cells}, key=severity)
+    outcomes = sorted({outcome for row in matrix for cell in row.cells for outcome, _ in cell.told}, key=severity)
     count = pages_for(sessions)
     for number in range(count):
         yield Page(
@@ -117,8 +121,7 @@ def _matrix_row(one: Comparison, suite: str) -> MatrixRow:
         Cell(
             f"{numbered(one.name, one.page_of(case_id))}#{case_anchor(case_id)}",
             case_label(one.evidence, cases[case_id]),
-            told[0].outcome,
-            _change(told[0]),
+            _told(told),
         )
         for case_id, told in list(one.verdicts.items())[:CELLS_A_ROW]
     ]
@@ -134,8 +137,14 @@ def _matrix_row(one: Comparison, suite: str) -> MatrixRow:
     )
 
 
+def _told(verdicts: Sequence[Verdict]) -> list[tuple[Outcome, str]]:
+    """Each outcome of a case once, with the verdict that has the largest effect: `slower`, `step time +5.2 %`."""
+    return list({one.outcome: (one.outcome, _change(one)) for one in reversed(verdicts)}.values())[::-1]
+
+
 def _change(verdict: Verdict) -> str:
-    """By how much of what the worst verdict of a case is: `step time +5.2 %`."""
+    if verdict.reason in ONE_FOR_ALL:
+        return ""
     words = verdict.metric.replace("_", " ")
     return words if math.isnan(verdict.effect) else f"{words} {format_change(verdict.effect)}"
 

@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its caption."""
+
+    caption: str
+    svg: Markup
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ function startFilter(form) {
         const told = plain(item) + (group ? " " + plain(group.querySelector("th")) : "");
         return told.toLowerCase().includes(control.value.trim().toLowerCase());
       }
-      if ("word" in control.dataset) return item.dataset.words === control.value;
+      if ("word" in control.dataset) return item.dataset.words.split(" ").includes(control.value);
       return plain(item.cells[Number(control.dataset.column)]) === control.value;
     });
   const apply = () => {
