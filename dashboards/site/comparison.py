@@ -45,7 +45,7 @@ def comparison_pages(one: Comparison) -> Iterator[Page]:
                 "charts": list(_charts(one, cases)),
                 "rounds": _rounds(one, cases),
                 "errors": _errors(one, cases),
-                "environment": _environment(one),
+                "environment": None if number else _environment(one),
                 "pages": pages,
                 "number": number,
             },

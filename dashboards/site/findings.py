@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from frostline.dashboards.site.pages import comparison_name, session_name
-from frostline.results.evidence import Evidence, side_names, varying_axes
+from frostline.results.evidence import Evidence, side_names
 from frostline.results.notes import plain
 from frostline.results.record import Case, Outcome, Role, SideRecord, Verdict
 from frostline.results.verdict import WORST_FIRST, worst_first
@@ -98,7 +98,7 @@ def severity(outcome: Outcome) -> int:
 
 def case_label(evidence: Evidence, case: Case) -> str:
     """A case by the axes that vary in its session; by all where it is the only one."""
-    axes = varying_axes(evidence.cases) or list(case.params)[:3]
+    axes = evidence.varying_axes or list(case.params)[:3]
     return " ".join(f"{axis}={plain(case.params[axis])}" for axis in axes if axis in case.params) or case.suite
 
 

@@ -31,6 +31,11 @@ class Entry:
     word: str = ""
     strong: bool = False
 
+    @property
+    def bare(self) -> bool:
+        """Whether it is a line of text and nothing more, as most are."""
+        return len(self.lines) == 1 and not (self.href or self.word or self.strong)
+
 
 @dataclass(frozen=True)
 class Heading:

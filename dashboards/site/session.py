@@ -49,14 +49,14 @@ def session_pages(found: Findings) -> Iterator[Page]:
     failures = list(_failures(evidence))
     count = max(pages_for(figures, cases, processes), -(-len(failures) // FAILURES_A_PAGE))
     pages = [numbered(found.name, number) for number in range(count)]
+    first = {
+        "facts": _facts(evidence),
+        "sides": _sides(evidence),
+        "comparisons": [(f"{one.side_name} against {one.baseline_name}", f"{one.name}.html") for one in found.comparisons],
+        "notes": report.notes,
+        "code": list(_code(evidence)),
+    }
     for number in range(count):
-        first = {
-            "facts": _facts(evidence),
-            "sides": _sides(evidence),
-            "comparisons": [(f"{one.side_name} against {one.baseline_name}", f"{one.name}.html") for one in found.comparisons],
-            "notes": report.notes,
-            "code": list(_code(evidence)),
-        }
         yield Page(
             pages[number],
             "session.html",
