@@ -9,6 +9,8 @@ ARGS ?=
 SUITE ?=
 JOBS ?= 2
 TRIALS ?= results/method.jsonl
+SITE ?= .site
+CHROMIUM ?= chromium
 
 export FROSTLINE_DB := $(DB)
 unexport PYTHONPATH
@@ -17,7 +19,7 @@ BIN := .venv/bin
 ROOMS := kernels harness suites results dashboards
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-grpo bench-head bench-norms bench-cross-entropy report compare crossover gate method test lint pins clean
+.PHONY: help bench-grpo bench-head bench-norms bench-cross-entropy report compare crossover dashboard gate method test test-browser lint pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +49,9 @@ compare: .venv/run.stamp ## a verdict on two revisions: make compare BASE=main H
 crossover: .venv/run.stamp ## the charts of peak memory and step time over sequence length, measuring what is missing: make crossover SUITE=cross_entropy
 	$(BIN)/frostline chart crossover $(SUITE) --out results$(addprefix /,$(SUITE)) $(ARGS)
 
+dashboard: .venv/run.stamp ## a static site of everything in the database, and where it is
+	$(BIN)/frostline site build --out $(SITE) $(ARGS)
+
 gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the main branch
 	$(BIN)/frostline gate $(ARGS)
 
@@ -57,6 +62,10 @@ method: .venv/develop.stamp ## measure how far verdicts can be trusted, beside o
 
 test: .venv/develop.stamp ## the tests; without a GPU, Triton's interpreter runs the kernels
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+test-browser: .venv/develop.stamp ## the site in a real browser; needs Chromium (Debian: apt-get install chromium)
+	@command -v $(CHROMIUM) >/dev/null || { echo "CHROMIUM=$(CHROMIUM): not found. Install it (Debian: apt-get install chromium), or name one: make test-browser CHROMIUM=/usr/bin/google-chrome" >&2; exit 2; }
+	CHROMIUM=$(CHROMIUM) $(BIN)/pytest -m browser tests/dashboards $(ARGS)
 
 lint: .venv/develop.stamp ## ruff, mypy in strict mode, and the arrows between the rooms
 	$(BIN)/ruff check
@@ -76,7 +85,7 @@ pins: ## write the requirements files anew, with the newest releases that pyproj
 	rm -rf .venv/pins
 
 clean: ## remove .venv and every cache of the tools; the database stays
-	rm -rf .venv .typecheck .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
+	rm -rf .venv .site .typecheck .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
 
 # Without the tags of a build (torch 2.13.0+cpu) and the CUDA libraries, which torch itself pins: the pins hold on every platform.
 freeze = .venv/pins/bin/pip freeze --all --exclude pip --exclude-editable \

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -198,6 +199,23 @@ def site_build(
     with Store.open(db, create=False) as store:
         site = build_site(store, out, lambda session: verdicts_of(session, store))
     print(f"Site: {site.index} ({site.pages} pages)")
+
+
+@site_app.command("serve")
+def site_serve(
+    port: Annotated[int, typer.Option("--port", help="The port; 0 for any that is free.")] = 8765,
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """Build the site into a temporary folder and serve it to this machine alone, until Ctrl-C."""
+    from frostline.dashboards.site.build import build_site
+    from frostline.dashboards.site.serve import serve
+    from frostline.harness.commands import verdicts_of
+    from frostline.results.store import Store
+
+    with tempfile.TemporaryDirectory(prefix="frostline-site-") as folder:
+        with Store.open(db, create=False) as store:
+            build_site(store, Path(folder), lambda session: verdicts_of(session, store))
+        serve(Path(folder), port, lambda address: print(f"Site: {address} (Ctrl-C ends it)", flush=True))
 
 
 def main() -> None:

@@ -43,10 +43,10 @@ MODULES = [[Module(f"mine.part{at}", f"/src/{side}/part{at}.py", f"{side}{at:063
 PLAN = {"suite": "big", "rounds": 8, "max_rounds": 8, "seed": 0, "isolation": "spawn", "threads": 2}
 
 
-def fill(path: Path, sessions: int, cases: int, rounds: int, samples: int) -> None:
+def fill(path: Path, sessions: int, cases: int, rounds: int, samples: int, *, suite: str = "big") -> None:
     """Write the database; every eighth case is 20 % slower on the second side, and every fiftieth cannot run there."""
     chance = random.Random(0)
-    planned = [Case("big", "1", {"vocab": 1000 * (1 + at // 4), "head": f"h{at % 4}"}) for at in range(cases)]
+    planned = [Case(suite, "1", {"vocab": 1000 * (1 + at // 4), "head": f"{suite}{at % 4}"}) for at in range(cases)]
     with Store.open(path) as store:
         for number in range(sessions):
             begun = BEGUN + timedelta(days=number)
