@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -70,7 +71,9 @@ def draw_ratios(rows: Sequence[RatioRow]) -> Figure:
     for row, head, size in zip(rows, heads, tall, strict=True):
         for place, line in enumerate(head):
             across = axes.get_yaxis_transform()  # x as a share of the width
-            axes.text(0, top + _LINE * (place + 0.5), line, transform=across, va="center", size=theme.TICK, zorder=6, bbox=_GROUND)
+            axes.text(
+                0, top + _LINE * (place + 0.5), line, transform=across, va="center", size=theme.TICK, zorder=6, bbox=_GROUND
+            )
         first = top + _LINE * len(head) + _ROUND
         points += [(ratio, first + _ROUND * place) for place, ratio in enumerate(row.rounds)]
         at = first + _ROUND * len(row.rounds) + 0.04
@@ -120,7 +123,7 @@ def draw_order(runs: Sequence[Run], names: tuple[str, str]) -> Figure:
     return figure
 
 
-_MARKS = {
+_MARKS: Mapping[bool, Mapping[str, Any]] = {
     True: {"marker": "o", "color": "#d55e00", "markerfacecolor": "none", "markersize": 5.5, "markeredgewidth": 1.3},
     False: {"marker": "s", "color": "#0072b2", "markersize": 4.2, "markeredgewidth": 0},
 }

@@ -1,4 +1,4 @@
-"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `cost`, `plan`, `doctor`, `site`. It parses, calls and prints.
+"""The front door: `frostline run`, `compare`, `report`, `chart`, `site`, `gate`, ... It parses, calls and prints.
 
 The commands are in `front/`. Those of `chart` and `site` are here, since nothing else of the harness reaches the dashboards.
 """

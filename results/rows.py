@@ -153,9 +153,7 @@ def process_row(record: ProcessRecord) -> Row:
     }
 
 
-def process(
-    row: Row, measurement: Sequence[Row], verification: Sequence[Row], modules: Sequence[Module] = ()
-) -> ProcessRecord:
+def process(row: Row, measurement: Sequence[Row], verification: Sequence[Row], modules: Sequence[Module] = ()) -> ProcessRecord:
     """A process from its row, the rows of its children (`CHILD_QUERIES`) and its modules."""
     plain = (
         "id",

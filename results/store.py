@@ -197,7 +197,9 @@ class Store:
         found = self._query("SELECT * FROM process WHERE session_id = ? ORDER BY rowid", [session_id])
         return [
             rows.process(
-                row, **{table: grouped.get(row["id"], []) for table, grouped in children.items()}, modules=modules.get(row["id"], ())
+                row,
+                **{table: grouped.get(row["id"], []) for table, grouped in children.items()},
+                modules=modules.get(row["id"], ()),
             )
             for row in found
             if role is None or row["role"] == role

@@ -47,7 +47,11 @@ def build_site(store: Store, folder: Path, verdicts_of: Callable[[Session], Sequ
     """
     listing = sessions_table(store)
     _clear(picture_folder(folder))
-    shared = {"navigation": [("index.html", "Overview"), ("crossover.html", "Crossover")], "database": store.path.name, "built": datetime.now(UTC).strftime("%Y-%m-%d %H:%M")}
+    shared = {
+        "navigation": [("index.html", "Overview"), ("crossover.html", "Crossover")],
+        "database": store.path.name,
+        "built": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+    }
     written = 0
     with theme.applied():
         for page in _pages(store, listing, verdicts_of):

@@ -114,14 +114,13 @@ def _charts(one: Comparison, cases: Sequence[Case]) -> Iterator[Chart]:
     """For each time the rounds' ratios and the processes in their order."""
     for metric in _timed(one, cases):
         words = metric.replace("_", " ")
-        yield _ratio_chart(one, cases, metric, words)
-        order = _order_chart(one, cases, metric, words)
-        if order is not None:
-            yield order
+        drawn = (_ratio_chart(one, cases, metric, words), _order_chart(one, cases, metric, words))
+        yield from (chart for chart in drawn if chart is not None)
 
 
-def _ratio_chart(one: Comparison, cases: Sequence[Case], metric: str, words: str) -> Chart:
-    rows, told = [], {ratios.ROUNDS: [], ratios.EFFECTS: []}
+def _ratio_chart(one: Comparison, cases: Sequence[Case], metric: str, words: str) -> Chart | None:
+    rows: list[ratios.RatioRow] = []
+    told: dict[str, list[str]] = {ratios.ROUNDS: [], ratios.EFFECTS: []}
     for case in cases:
         found = _round_ratios(one, case, metric)
         verdict = next((each for each in one.verdicts[case.id] if each.metric == metric and each.role is Role.MEASURE), None)
@@ -132,9 +131,11 @@ def _ratio_chart(one: Comparison, cases: Sequence[Case], metric: str, words: str
         rows.append(ratios.RatioRow(label, verdict.outcome, values, verdict.effect, ends[0], ends[1], verdict.delta))
         told[ratios.ROUNDS] += [f"{label}: round {r.round + 1}, {format_change(v)}" for r, v in zip(found, values, strict=True)]
         told[ratios.EFFECTS].append(f"{label}: {verdict.sentence}")
+    if not rows:
+        return None
     caption = (
-        f"{words}: {one.side_name} over {one.baseline_name}. Points: the rounds, the first on top; below them the geometric mean"
-        " with its interval; shaded: too small to matter."
+        f"{words}: {one.side_name} over {one.baseline_name}. Points: the rounds, the first on top; below them the geometric"
+        " mean with its interval; shaded: too small to matter."
     )
     return Chart(caption, inline_svg(ratios.draw_ratios(rows), name=f"ratios-{metric}", label=caption, tips=told))
 
@@ -207,7 +208,11 @@ def _rounds(one: Comparison, cases: Sequence[Case]) -> Grid:
 def _errors(one: Comparison, cases: Sequence[Case]) -> Grid:
     """The outputs of both sides that were checked against the reference."""
     headings = [Heading("case"), Heading("side", choice=True), Heading("output", choice=True)]
-    headings += [Heading("relative error", figures=True), Heading("allowed", figures=True), Heading("largest error", figures=True)]
+    headings += [
+        Heading("relative error", figures=True),
+        Heading("allowed", figures=True),
+        Heading("largest error", figures=True),
+    ]
     headings.append(Heading("is"))
     rows = []
     for case in cases:
@@ -223,9 +228,7 @@ def _errors(one: Comparison, cases: Sequence[Case]) -> Grid:
 
 def _environment(one: Comparison) -> Grid:
     """What the sides ran in, a row for each thing; what differs stands out, and comes first."""
-    theirs, ours = (
-        _surroundings(evidence, side) for evidence, side in ((one.base, one.baseline), (one.evidence, one.side))
-    )
+    theirs, ours = (_surroundings(evidence, side) for evidence, side in ((one.base, one.baseline), (one.evidence, one.side)))
     names = list(dict.fromkeys([*theirs, *ours]))
     rows = []
     for name in sorted(names, key=lambda each: theirs.get(each) == ours.get(each)):

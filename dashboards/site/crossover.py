@@ -1,4 +1,4 @@
-"""The crossover pages: memory and time over the sequence length, a page for each suite and choice of vocab, hidden size and dtype.
+"""The crossover pages: memory and time over the sequence length, a page for each suite, vocab, hidden size and dtype.
 
 Of several sessions that measured (or predicted) one choice the newest is shown. The charts are those of
 `frostline chart crossover`, a panel at a time, so that they fit a page of any width.

@@ -25,7 +25,7 @@ ROWS_OF_THE_MATRIX = 60
 
 @dataclass(frozen=True)
 class Cell:
-    """A case in the matrix: where its evidence is, the case, and each outcome with by how much of which metric, the worst first."""
+    """A case in the matrix: where its evidence is, the case, and each outcome with its change of a metric, the worst first."""
 
     href: str
     label: str
@@ -70,9 +70,7 @@ def glance(found: Findings, listed: Mapping[str, Sequence[str]]) -> Glance:
     session = found.evidence.session
     outcomes = tally(said_once(found.verdicts)) if found.verdicts else "-"
     link = f"{found.name}.html"
-    cells = [
-        text(*lines, href=link if place == 0 else "") for place, lines in enumerate([(name,) for name in _flat(listed)])
-    ]
+    cells = [text(*lines, href=link if place == 0 else "") for place, lines in enumerate([(name,) for name in _flat(listed)])]
     return Glance(keys, rows, Row([*cells, text(outcomes)], anchor=f"session-{session.id}"))
 
 

@@ -47,5 +47,5 @@ class _Handler(SimpleHTTPRequestHandler):
             return None
         return super().send_head()
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002: the library's name
+    def log_message(self, format: str, *args: Any) -> None:
         """Say nothing for each request."""

@@ -18,6 +18,7 @@ from frostline.results.units import MISSING, format_value
 FAILURES_A_PAGE = 40
 STDERR_SHOWN = 6_000  # characters of the end
 MODULES_SHOWN = 400
+MOST_CHOICES = 50  # of a list to choose from; a longer one is no help
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _processes(evidence: Evidence) -> Grid:
     names, cases = side_names(evidence.sides), {case.id: case for case in evidence.cases}
     headings = [
         Heading("started (UTC)"),
-        Heading("case", choice=len(cases) <= 50),  # noqa: PLR2004: a longer list is no help
+        Heading("case", choice=len(cases) <= MOST_CHOICES),
         Heading("side", choice=True),
         Heading("role", choice=True),
         Heading("round", figures=True),
@@ -192,7 +193,9 @@ def _failures(evidence: Evidence) -> Iterator[Failure]:
             alike.setdefault((one.status, one.reason.strip(), one.stderr.strip()), []).append(one)
     for (status, reason, stderr), records in alike.items():
         places = [f"{names[one.position]} at {case_label(evidence, cases[one.case_id])}" for one in records]
-        where = [f"{place} ({places.count(place)} times)" if places.count(place) > 1 else place for place in dict.fromkeys(places)]
+        where = [
+            f"{place} ({places.count(place)} times)" if places.count(place) > 1 else place for place in dict.fromkeys(places)
+        ]
         yield Failure(status, reason[:STDERR_SHOWN], where[:20], stderr[-STDERR_SHOWN:])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from frostline.dashboards import theme
 
-
 WHITE = "#ffffff"
 COLOURS = {
     "page": (WHITE, theme.DARK[WHITE]),

@@ -53,7 +53,7 @@ def inline_svg(figure: Figure, *, name: str, label: str, tips: Mapping[str, Sequ
     root.set("style", f"max-width: {figure.get_figwidth() * 100:.0f}px")
     root.set("role", "img")
     root.set("aria-label", label)
-    return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704: serialised, with every text escaped
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # its texts were escaped when it was serialised
 
 
 def _add_tips(root: ElementTree.Element, gid: str, texts: Sequence[str]) -> None:
@@ -74,12 +74,11 @@ def _make_own(element: ElementTree.Element, name: str) -> None:
         element.set("href", f"#{name}-{link.removeprefix('#')}")
     for attribute, value in element.attrib.items():
         if attribute == "style":
-            value = _COLOUR.sub(r"var(--c\1, #\1)", value)
+            element.set(attribute, _COLOUR.sub(r"var(--c\1, #\1)", value))
         elif attribute in ("d", "x", "y"):
-            value = _PLACE.sub(r"\1", value).replace("\n", "")
+            element.set(attribute, _PLACE.sub(r"\1", value).replace("\n", ""))
         elif attribute == "clip-path":
-            value = value.replace("url(#", f"url(#{name}-")
-        element.set(attribute, value)
+            element.set(attribute, value.replace("url(#", f"url(#{name}-"))
     if element.text is not None and not element.text.strip():
         element.text = None
     if element.tail is not None and not element.tail.strip():

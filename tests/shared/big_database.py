@@ -56,7 +56,9 @@ def fill(path: Path, sessions: int, cases: int, rounds: int, samples: int, *, su
             store.add_session(session, MACHINE, SIDES, planned)
             for at, case in enumerate(planned):
                 records = list(_processes(session, case, at, begun, rounds, samples, chance))
-                pairs = [pair for pair in zip(records[::2], records[1::2], strict=True) if all(one.measurements for one in pair)]
+                pairs = [
+                    pair for pair in zip(records[::2], records[1::2], strict=True) if all(one.measurements for one in pair)
+                ]
                 store.add_processes(records, [_ratio(session, case, *pair) for pair in pairs])
             store.add_verdicts(judge_session(Evidence.load(store, session.id)))
 
@@ -97,7 +99,9 @@ def _processes(
 
 def _ratio(session: Session, case: Case, base: ProcessRecord, side: ProcessRecord) -> RoundRatio:
     times = [one.measurements[STEP_TIME.name] for one in (side, base)]
-    return RoundRatio(session.id, case.id, base.round, STEP_TIME.name, 1, 0, math.log(times[0] / times[1]), 10, Interleave.BLOCK)
+    return RoundRatio(
+        session.id, case.id, base.round, STEP_TIME.name, 1, 0, math.log(times[0] / times[1]), 10, Interleave.BLOCK
+    )
 
 
 if __name__ == "__main__":
