@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import sqlite_utils
-
 from frostline.results import rows
 from frostline.results.record import (
     METRICS,
@@ -39,6 +37,7 @@ from frostline.results.record import (
     Verdict,
 )
 from frostline.results.schema import APPLICATION_ID, known_migrations, migrations
+from frostline.results.sqlite import sqlite_utils
 
 if TYPE_CHECKING:
     import pandas as pd
