@@ -44,9 +44,9 @@ class RatioRow:
 
 @dataclass(frozen=True)
 class Run:
-    """A process in the order of a session: minutes since it began, and its value over the baseline's median in its case."""
+    """A process or a block in its order: the time since the first began, and its value over the baseline's median."""
 
-    minutes: float
+    at: float
     share: float
     baseline: bool
 
@@ -103,23 +103,42 @@ def draw_order(runs: Sequence[Run], names: tuple[str, str]) -> Figure:
     Call it inside `theme.applied()`.
 
     Args:
-        runs: at least one of each.
+        runs: at least one of each, the time in minutes.
         names: the baseline's and the side's.
     """
     figure, axes = _canvas(2.5, left=0.8, top=0.42)
     for baseline, name in ((True, names[0]), (False, names[1])):
         own = [one for one in runs if one.baseline is baseline]
         axes.plot(
-            [one.minutes for one in own], [one.share for one in own], linestyle="none", zorder=3, **_MARKS[baseline],
+            [one.at for one in own], [one.share for one in own], linestyle="none", zorder=3, **_MARKS[baseline],
             label=textwrap.shorten(name, 28, placeholder="…"), gid=BASELINE if baseline else SIDE,
         )  # fmt: skip
     _ratio_axis(axes, [one.share for one in runs], along="y")
     axes.axhline(1, color=theme.MUTED, linewidth=0.9, zorder=1)
-    last = max(one.minutes for one in runs) or 1
+    last = max(one.at for one in runs) or 1
     axes.set_xlim(-0.04 * last, 1.04 * last)
     axes.set_xlabel("Started after (minutes)")
     axes.set_ylabel("Over baseline's median" + (" (%)" if axes.get_yscale() == "linear" else " (x)"))
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=theme.TICK, borderaxespad=0.1)
+    return figure
+
+
+def draw_blocks(blocks: Sequence[Run], names: tuple[str, str]) -> Figure:
+    """The blocks of one round over the time at which each began, joined in that order: how the sides took turns.
+
+    Call it inside `theme.applied()`. The gids are those of `draw_order`.
+
+    Args:
+        blocks: at least one of each, the time in seconds.
+        names: the baseline's and the side's.
+    """
+    figure = draw_order(blocks, names)
+    (axes,) = figure.axes
+    ordered = sorted(blocks, key=lambda one: one.at)
+    axes.plot(
+        [one.at for one in ordered], [one.share for one in ordered], color=theme.MUTED, linewidth=0.7, alpha=0.7, zorder=2
+    )
+    axes.set_xlabel("Began after (seconds)")
     return figure
 
 

@@ -71,7 +71,7 @@ def _pages(store: Store, listing: Table, verdicts_of: Callable[[Session], Sequen
         found = Findings(evidence, verdicts, comparisons)
         yield from session_pages(found)
         for one in comparisons:
-            yield from comparison_pages(one)
+            yield from comparison_pages(one, store.samples)
         glances.append(glance(found, dict(zip(headers, row, strict=True))))
         crossovers.add(evidence, store.samples)
     yield from crossovers.pages()

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 
-from frostline.dashboards import ratios
+from frostline.dashboards.site.comparison_charts import charts_of, ratios_of, timed_metrics, timed_records
 from frostline.dashboards.site.findings import CASES_A_PAGE, Comparison, case_anchor, case_label
 from frostline.dashboards.site.grid import Entry, Grid, Heading, Row, text
-from frostline.dashboards.site.pages import Chart, Page, numbered, session_name
-from frostline.dashboards.site.svg import inline_svg
+from frostline.dashboards.site.pages import Page, numbered, session_name
+from frostline.results.crossover import Samples
 from frostline.results.evidence import Evidence
 from frostline.results.notes import suite_of
-from frostline.results.record import Case, Kind, ProcessRecord, Role, RoundRatio, SideRecord, Verdict
+from frostline.results.record import Case, Role, SideRecord, Verdict
 from frostline.results.report import STATUS_SHOWN
 from frostline.results.statistics import summarise
 from frostline.results.units import MISSING, format_change, format_value
@@ -25,8 +24,8 @@ from frostline.results.verdict import brief, said_once, tally
 PER_PROCESS = ("pid", "seed", "hash_seed")  # of an environment: not what sides differ in
 
 
-def comparison_pages(one: Comparison) -> Iterator[Page]:
-    """The pages of a comparison."""
+def comparison_pages(one: Comparison, samples: Samples) -> Iterator[Page]:
+    """The pages of a comparison. `samples` gives those of a process by its id (`Store.samples`)."""
     order = list(one.verdicts)
     count = -(-len(order) // CASES_A_PAGE)
     pages = [numbered(one.name, number) for number in range(count)]
@@ -42,7 +41,7 @@ def comparison_pages(one: Comparison) -> Iterator[Page]:
             {
                 "facts": _facts(one),
                 "verdicts": _verdicts(one, cases),
-                "charts": list(_charts(one, cases)),
+                "charts": list(charts_of(one, cases, samples)),
                 "rounds": _rounds(one, cases),
                 "errors": _errors(one, cases),
                 "environment": None if number else _environment(one),
@@ -100,90 +99,17 @@ def _sortable(value: float) -> float:
     return -1.0 if math.isnan(value) else value
 
 
-def _timed(one: Comparison, cases: Sequence[Case]) -> list[str]:
-    """The metrics that these cases have rounds of."""
-    metrics = [name for name, metric in one.evidence.metrics.items() if metric.kind is Kind.TIMING]
-    return [name for name in metrics if any(_round_ratios(one, case, name) for case in cases)]
-
-
-def _round_ratios(one: Comparison, case: Case, metric: str) -> Sequence[RoundRatio]:
-    return one.evidence.round_ratios(case.id, metric, one.side.position) if one.base is one.evidence else ()
-
-
-def _charts(one: Comparison, cases: Sequence[Case]) -> Iterator[Chart]:
-    """For each time the rounds' ratios and the processes in their order."""
-    for metric in _timed(one, cases):
-        words = metric.replace("_", " ")
-        drawn = (_ratio_chart(one, cases, metric, words), _order_chart(one, cases, metric, words))
-        yield from (chart for chart in drawn if chart is not None)
-
-
-def _ratio_chart(one: Comparison, cases: Sequence[Case], metric: str, words: str) -> Chart | None:
-    rows: list[ratios.RatioRow] = []
-    told: dict[str, list[str]] = {ratios.ROUNDS: [], ratios.EFFECTS: []}
-    for case in cases:
-        found = _round_ratios(one, case, metric)
-        verdict = next((each for each in one.verdicts[case.id] if each.metric == metric and each.role is Role.MEASURE), None)
-        if not found or verdict is None or math.isnan(verdict.effect):
-            continue
-        label, values = case_label(one.evidence, case), [math.exp(each.log_ratio) for each in found]
-        ends = [verdict.effect if math.isnan(end) else end for end in (verdict.low, verdict.high)]
-        rows.append(ratios.RatioRow(label, verdict.outcome, values, verdict.effect, ends[0], ends[1], verdict.delta))
-        told[ratios.ROUNDS] += [f"{label}: round {r.round + 1}, {format_change(v)}" for r, v in zip(found, values, strict=True)]
-        told[ratios.EFFECTS].append(f"{label}: {verdict.sentence}")
-    if not rows:
-        return None
-    caption = (
-        f"{words}: {one.side_name} over {one.baseline_name}. Points: the rounds, the first on top; below them the geometric"
-        " mean with its interval; shaded: too small to matter."
-    )
-    return Chart(caption, inline_svg(ratios.draw_ratios(rows), name=f"ratios-{metric}", label=caption, tips=told))
-
-
-def _order_chart(one: Comparison, cases: Sequence[Case], metric: str, words: str) -> Chart | None:
-    """Every process of the pair in these cases over the time, against the baseline's median of its case."""
-    runs: list[tuple[ratios.Run, str]] = []
-    begun = datetime.fromisoformat(one.evidence.session.created_at)
-    for case in cases:
-        middle = summarise(one.evidence.values(case.id, one.baseline.position, metric)).median
-        for side in (one.baseline, one.side):
-            for record in _timed_records(one.evidence, case, side, metric):
-                value = record.measurements[metric]
-                minutes = (datetime.fromisoformat(record.started_at) - begun).total_seconds() / 60
-                who = one.baseline_name if side is one.baseline else one.side_name
-                tip = f"{case_label(one.evidence, case)}: {who}, round {record.round + 1}, {format_value(value, 'ns')}"
-                runs.append((ratios.Run(minutes, value / middle, side is one.baseline), tip))
-    runs = [pair for pair in runs if math.isfinite(pair[0].share) and pair[0].share > 0]
-    if len({run.baseline for run, _ in runs}) < 2:
-        return None
-    told = {gid: [tip for run, tip in runs if run.baseline is is_base] for gid, is_base in _GIDS}
-    caption = (
-        f"{words}: the processes in the order they ran, each against the baseline's median in its case."
-        " A drift moves both sides; a difference keeps them apart."
-    )
-    figure = ratios.draw_order([run for run, _ in runs], (one.baseline_name, one.side_name))
-    return Chart(caption, inline_svg(figure, name=f"order-{metric}", label=caption, tips=told))
-
-
-_GIDS = ((ratios.BASELINE, True), (ratios.SIDE, False))
-
-
-def _timed_records(evidence: Evidence, case: Case, side: SideRecord, metric: str) -> list[ProcessRecord]:
-    records = evidence.records(case.id, side.position, Role.MEASURE)
-    return [record for record in records if metric in record.measurements and record.started_at]
-
-
 def _rounds(one: Comparison, cases: Sequence[Case]) -> Grid:
     """What the charts show, as a table: a row for each round of a case and time."""
     names = ("case", "metric", "round", one.baseline_name, one.side_name, "change", "cycles", "interleaved by", "started (UTC)")
     rows = []
     for case in cases:
-        for metric in _timed(one, [case]):
+        for metric in timed_metrics(one, [case]):
             base, ours = (
-                {record.round: record for record in _timed_records(one.evidence, case, side, metric)}
+                {record.round: record for record in timed_records(one.evidence, case, side, metric)}
                 for side in (one.baseline, one.side)
             )
-            for each in _round_ratios(one, case, metric):
+            for each in ratios_of(one, case, metric):
                 medians = [side[each.round].measurements[metric] if each.round in side else math.nan for side in (base, ours)]
                 began = base[each.round].started_at[:19].replace("T", " ") if each.round in base else MISSING
                 rows.append(

@@ -23,7 +23,7 @@ from frostline.dashboards.site.style import COLOURS
 from frostline.dashboards.site.svg import inline_svg
 from frostline.results.evidence import Evidence
 from frostline.results.judge import judge_across, judge_session
-from frostline.results.record import Case, Machine, ProcessRecord, Role, Session, Status, UsageError, Verdict
+from frostline.results.record import Case, Machine, ProcessRecord, Role, Sample, Session, Status, UsageError, Verdict
 from frostline.results.store import Store
 
 
@@ -94,7 +94,7 @@ def compared(found: Evidence, verdicts: Sequence[Verdict], bases: dict[str, Evid
 
 
 def shown(one: comparison.Comparison) -> list[list[str]]:
-    page = next(iter(comparison.comparison_pages(one)))
+    page = next(iter(comparison.comparison_pages(one, dict[str, list[Sample]]().__getitem__)))
     rows = page.content["environment"].rows
     return [["**" * each.strong + each.lines[0] + "**" * each.strong for each in row.entries] for row in rows]
 
@@ -112,7 +112,7 @@ def test_a_baseline_of_another_session_is_linked(tmp_path: Path) -> None:
     verdicts = judge_across(base, head)
     one = compared(head, verdicts, {base.session.id: base})
     assert one.base is base and base.session.id in one.name and base.session.id in one.baseline_name
-    page = next(iter(comparison.comparison_pages(one)))
+    page = next(iter(comparison.comparison_pages(one, dict[str, list[Sample]]().__getitem__)))
     assert ["**machine cpu**", "**made up**", "**another**", "**differs**"] in shown(one)
     assert f'href="session-{base.session.id}.html"' in page.html(navigation=[], built="", database="")
 
