@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fill(folder / "kept.db", 1, 14, 8, 4)
     fill(folder / "kept.db", 1, 2, 8, 2, suite=HOSTILE)
     command = [sys.executable, "-m", "frostline.harness"]
-    measure = ["run", str(folder / "bench.py"), "--device", "cpu", "--rounds", "2", "--isolation", "fork", "--db", db]
+    measure = ["run", str(folder / "bench.py"), "--device", "cpu", "--rounds", "1", "--isolation", "fork", "--db", db]
     for words in (measure, ["site", "build", "--db", db, "--out", str(folder / "out")]):
         done = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
