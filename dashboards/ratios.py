@@ -165,13 +165,19 @@ def _ratio_axis(axes: Axes, ratios: Sequence[float], along: str = "x") -> None:
         reach = max(high - low, 0.01)
         limit(low - 0.06 * reach, high + 0.06 * reach)
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{round(100 * (ratio - 1), 3) + 0.0:+g}"))
+        axis.set_major_formatter(FuncFormatter(_change))
         return
     (axes.set_xscale if along == "x" else axes.set_yscale)("log")
     limit(low / 1.12, high * 1.12)
     axis.set_ticks(_multiples(low / 1.12, high * 1.12))
     axis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
     axis.set_minor_locator(NullLocator())
+
+
+def _change(ratio: float, _: int) -> str:
+    """A tick in per cent: `+5`, and `0` without a sign."""
+    change = round(100 * (ratio - 1), 3)
+    return f"{change:+g}" if change else "0"
 
 
 def _multiples(low: float, high: float) -> list[float]:
