@@ -23,6 +23,7 @@ from frostline.results.record import Session, UsageError, Verdict
 from frostline.results.store import Store
 from frostline.results.table import Table
 
+NEWEST_WITH_BLOCKS = 10  # sessions of which a round is drawn block by block: a third chart for each comparison
 MARK = ".frostline-site"  # in a folder that we made: what is in it may be replaced
 
 
@@ -63,7 +64,7 @@ def build_site(store: Store, folder: Path, verdicts_of: Callable[[Session], Sequ
 def _pages(store: Store, listing: Table, verdicts_of: Callable[[Session], Sequence[Verdict]]) -> Iterator[Page]:
     glances, crossovers = [], Crossovers()
     headers = [column.header for column in listing.columns]
-    for session, row in zip(reversed(store.sessions()), listing.rows, strict=True):
+    for place, (session, row) in enumerate(zip(reversed(store.sessions()), listing.rows, strict=True)):
         evidence = Evidence.load(store, session.id)
         verdicts = verdicts_of(session)
         others = {one.baseline_session_id for one in verdicts} - {""}
@@ -71,7 +72,7 @@ def _pages(store: Store, listing: Table, verdicts_of: Callable[[Session], Sequen
         found = Findings(evidence, verdicts, comparisons)
         yield from session_pages(found)
         for one in comparisons:
-            yield from comparison_pages(one, store.samples)
+            yield from comparison_pages(one, store.samples if place < NEWEST_WITH_BLOCKS else None)
         glances.append(glance(found, dict(zip(headers, row, strict=True))))
         crossovers.add(evidence, store.samples)
     yield from crossovers.pages()

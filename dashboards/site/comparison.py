@@ -24,8 +24,8 @@ from frostline.results.verdict import brief, said_once, tally
 PER_PROCESS = ("pid", "seed", "hash_seed")  # of an environment: not what sides differ in
 
 
-def comparison_pages(one: Comparison, samples: Samples) -> Iterator[Page]:
-    """The pages of a comparison. `samples` gives those of a process by its id (`Store.samples`)."""
+def comparison_pages(one: Comparison, samples: Samples | None) -> Iterator[Page]:
+    """The pages of a comparison. `samples` gives those of a process by its id (`Store.samples`); without, no block is drawn."""
     order = list(one.verdicts)
     count = -(-len(order) // CASES_A_PAGE)
     pages = [numbered(one.name, number) for number in range(count)]

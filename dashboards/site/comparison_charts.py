@@ -30,13 +30,14 @@ def ratios_of(one: Comparison, case: Case, metric: str) -> Sequence[RoundRatio]:
     return one.evidence.round_ratios(case.id, metric, one.side.position) if one.base is one.evidence else ()
 
 
-def charts_of(one: Comparison, cases: Sequence[Case], samples: Samples) -> Iterator[Chart]:
+def charts_of(one: Comparison, cases: Sequence[Case], samples: Samples | None) -> Iterator[Chart]:
     """For each time the rounds' ratios and the processes in their order; of one round also its blocks."""
     for metric in timed_metrics(one, cases):
         words = metric.replace("_", " ")
         drawn = (_ratio_chart(one, cases, metric, words), _order_chart(one, cases, metric, words))
         yield from (chart for chart in drawn if chart is not None)
-    blocks = _block_chart(one, cases[0], samples) if cases[0].id == next(iter(one.verdicts)) else None
+    first = cases[0].id == next(iter(one.verdicts))
+    blocks = _block_chart(one, cases[0], samples) if samples is not None and first else None
     if blocks is not None:
         yield blocks
 
