@@ -2,7 +2,7 @@
 
     python tests/shared/big_database.py big.db 1 312 8 200
 
-makes one session of 312 cases with 8 rounds of two sides and 200 samples a process: 1,000,000 samples in 4,992 processes.
+makes one session of 312 cases with 8 rounds of two sides and 200 samples a process: 988,800 samples in 4,992 processes.
 """
 
 from __future__ import annotations
