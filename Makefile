@@ -10,6 +10,8 @@ SUITE ?=
 JOBS ?= 2
 TRIALS ?= results/method.jsonl
 ALARMS ?= results/alarms.jsonl
+SITE ?= .site
+CHROMIUM ?= chromium
 
 export FROSTLINE_DB := $(DB)
 unexport PYTHONPATH
@@ -18,7 +20,7 @@ BIN := .venv/bin
 ROOMS := kernels harness suites results dashboards
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-grpo bench-head bench-norms bench-cross-entropy report compare crossover gate method alarms test lint pins clean
+.PHONY: help bench-grpo bench-head bench-norms bench-cross-entropy report compare crossover dashboard gate method alarms test test-browser lint pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +50,9 @@ compare: .venv/run.stamp ## a verdict on two revisions: make compare BASE=main H
 crossover: .venv/run.stamp ## the charts of peak memory and step time over sequence length, measuring what is missing: make crossover SUITE=cross_entropy
 	$(BIN)/frostline chart crossover $(SUITE) --out results$(addprefix /,$(SUITE)) $(ARGS)
 
+dashboard: .venv/run.stamp ## a static site of everything in the database, and where it is
+	$(BIN)/frostline site build --out $(SITE) $(ARGS)
+
 gate: .venv/run.stamp ## exit 1 when the head is worse than where it left the main branch
 	$(BIN)/frostline gate $(ARGS)
 
@@ -62,6 +67,10 @@ alarms: .venv/run.stamp ## measure how often the gate alarms at a change of comm
 
 test: .venv/develop.stamp ## the tests; without a GPU, Triton's interpreter runs the kernels
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+test-browser: .venv/develop.stamp ## the site in a real browser; needs Chromium (Debian: apt-get install chromium)
+	@command -v $(CHROMIUM) >/dev/null || { echo "CHROMIUM=$(CHROMIUM): not found. Install it (Debian: apt-get install chromium), or name one: make test-browser CHROMIUM=/usr/bin/google-chrome" >&2; exit 2; }
+	CHROMIUM=$(CHROMIUM) $(BIN)/pytest -m browser tests/dashboards $(ARGS)
 
 lint: .venv/develop.stamp ## ruff, mypy in strict mode, the arrows between the rooms, and the workflows
 	$(BIN)/ruff check
@@ -84,7 +93,7 @@ pins: ## write the requirements files anew, with the newest releases that pyproj
 	rm -rf .venv/pins
 
 clean: ## remove .venv and every cache of the tools; the database stays
-	rm -rf .venv .typecheck .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
+	rm -rf .venv .site .typecheck .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
 
 # Without the tags of a build (torch 2.13.0+cpu) and the CUDA libraries, which torch itself pins: the pins hold on every platform.
 freeze = .venv/pins/bin/pip freeze --all --exclude pip --exclude-editable \

@@ -15,7 +15,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from frostline.dashboards import theme
-from frostline.dashboards.frame import Frame, Scale
+from frostline.dashboards.frame import WIDTH, Frame, Scale
 from frostline.dashboards.panel import Drawing, bars, crown_rows, every_x, names_at_the_right
 from frostline.results.crossover import Panel, Samples, load_panels, usual_reference
 from frostline.results.evidence import Evidence
@@ -32,7 +32,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
     """A metric that a crossover chart can show: how its axis and title call it, what its file and caption add."""
 
     axis: str
@@ -40,15 +40,15 @@ class _Subject:
     note: str
 
 
-_SUBJECTS: Mapping[str, _Subject] = {
-    PEAK_ALLOCATED.name: _Subject("Peak memory", "", "one forward and backward, inputs and weights included"),
-    STEP_TIME.name: _Subject(
+SUBJECTS: Mapping[str, Subject] = {
+    PEAK_ALLOCATED.name: Subject("Peak memory", "", "one forward and backward, inputs and weights included"),
+    STEP_TIME.name: Subject(
         "Step time",
         "-time",
         "one forward and backward; bars: ± half the interquartile range of the processes, or of the samples of the only one",
     ),
 }
-METRICS = tuple(_SUBJECTS)
+METRICS = tuple(SUBJECTS)
 _KINDS: Mapping[Role, str] = {Role.MEASURE: "measured", Role.PREDICT: "predicted"}
 
 
@@ -100,7 +100,7 @@ def crossover_pictures(
     for metric, drawn in shown.items():
         groups: dict[str, list[tuple[Evidence, Role]]] = {}
         for evidence, role in drawn:
-            groups.setdefault(_sizes(evidence), []).append((evidence, role))
+            groups.setdefault(sizes_of(evidence), []).append((evidence, role))
         names = _names([*groups.values()])
         pictures += [
             _picture(metric, some, folder, name, against, samples) for name, some in zip(names, groups.values(), strict=True)
@@ -127,16 +127,17 @@ def _with_figures(sessions: Sequence[tuple[Evidence, Role]], metric: str, *, req
     """The sessions that have a metric. Where it is required, all must have it but predicted ones that lack times."""
     kept = []
     for evidence, role in sessions:
-        if _has(evidence, role, metric):
+        if has_figures(evidence, role, metric):
             kept.append((evidence, role))
         elif required and (role is Role.MEASURE or metric != STEP_TIME.name):
-            others = ",".join(one for one in METRICS if _has(evidence, role, one))
+            others = ",".join(one for one in METRICS if has_figures(evidence, role, one))
             hint = f"; it has --metric {others}" if others else ""
             raise UsageError(f"--metric: session {evidence.session.id} has no {_KINDS[role]} {metric}{hint}")
     return kept
 
 
-def _has(evidence: Evidence, role: Role, metric: str) -> bool:
+def has_figures(evidence: Evidence, role: Role, metric: str) -> bool:
+    """Whether any process of a role gave a value of a metric."""
     return any(evidence.values(case.id, side.position, metric, role) for case in evidence.cases for side in evidence.sides)
 
 
@@ -144,7 +145,7 @@ def _refuse_doubles(sessions: Sequence[tuple[Evidence, Role]]) -> None:
     """Two sessions of one role at the same sizes would be two lines of one name: which is which, no chart could tell."""
     known: dict[tuple[Role, str, bool], Evidence] = {}
     for evidence, role in sessions:
-        other = known.setdefault((role, _sizes(evidence), bool(evidence.session.origin)), evidence)
+        other = known.setdefault((role, sizes_of(evidence), bool(evidence.session.origin)), evidence)
         if other is not evidence:
             raise UsageError(
                 f"--session: {other.session.id} and {evidence.session.id} are both {_KINDS[role]} at the same sizes;"
@@ -177,7 +178,7 @@ def _picture(
     against: str | None,
     samples: Samples | None,
 ) -> Picture:
-    subject = _SUBJECTS[metric]
+    subject = SUBJECTS[metric]
     own = [member for member in members if not member[0].session.origin]
     by_role = {
         role: load_panels(evidence, metric=metric, role=role, against=against or usual_reference(evidence), samples=samples)
@@ -201,17 +202,18 @@ def _picture(
         y_label=subject.axis,
         title=f"{evidence.cases[0].suite}: {subject.axis.lower()} over sequence length, {kind}",
         path=path,
-        caption=f"{_sizes(evidence)}; {where}; {subject.note}",
+        caption=f"{sizes_of(evidence)}; {where}; {subject.note}",
     )
-    sentences = [f"{panel.title} ({kind}): {said}".strip() for panel in panels for said in _said(panel)]
+    sentences = [f"{panel.title} ({kind}): {said}".strip() for panel in panels for said in said_of(panel)]
     return Picture(path, sentences)
 
 
-def _said(panel: Panel) -> list[str]:
+def said_of(panel: Panel) -> list[str]:
+    """What there is to say of a panel, in sentences."""
     return [*(comparison.sentence for comparison in panel.comparisons), *panel.remarks, *panel.absent]
 
 
-def _sizes(evidence: Evidence) -> str:
+def sizes_of(evidence: Evidence) -> str:
     """What all cases of a chart have in common; what is off (no bias, nothing masked) goes without saying."""
     params = evidence.cases[0].params
     return ", ".join(f"{axis} {value}" for axis, value in params.items() if axis not in ("seq_len", "lm_head") and value)
@@ -247,8 +249,20 @@ def crossover_chart(
         figure.savefig(Path(path))
 
 
-def draw_crossover(panels: Sequence[Panel], *, x_label: str, y_label: str, title: str, caption: str = "") -> Figure:
-    """The figure that `crossover_chart` writes. Call it inside `theme.applied()`."""
+def draw_crossover(
+    panels: Sequence[Panel],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str,
+    caption: str = "",
+    width: int = WIDTH,
+    told: bool = True,
+) -> Figure:
+    """The figure that `crossover_chart` writes, `width` pixels wide. Call it inside `theme.applied()`.
+
+    The markers of a panel's lines have the gids `panel.points_gid`. With `told` false the sentences are left to the page.
+    """
     if not panels:
         raise ValueError("a crossover chart needs at least one panel, got none")
     lines = [line for panel in panels for line in panel.lines]
@@ -267,10 +281,11 @@ def draw_crossover(panels: Sequence[Panel], *, x_label: str, y_label: str, title
     frame = Frame(
         title=title,
         caption=caption,
-        headings=[(panel.title, _notes(panel)) for panel in panels],
+        headings=[(panel.title, _notes(panel) if told else []) for panel in panels],
         ticks=scale.labels(),
         gutters=[names_at_the_right(panel) for panel in panels],
         key=len({line.predicted for line in lines}) == 2,
+        width=width,
     )
     for place, panel in enumerate(panels):
         axes = frame.panel(place)

@@ -23,7 +23,7 @@ from frostline.dashboards import theme
 from frostline.dashboards.placement import Box
 from frostline.results.units import human_scale
 
-WIDTH = 1200  # pixels
+WIDTH = 1200  # pixels, unless another width is asked for
 _AXES_HEIGHT = 420
 _EDGE = 24
 _GUTTER = 42  # pixels between the end of a line and the next panel, beside its name
@@ -127,6 +127,7 @@ class Frame:
         ticks: what will stand left of the first panel.
         gutters: for each panel the names that will stand to its right.
         key: whether to say how measured and predicted values are drawn.
+        width: of the figure, in pixels.
     """
 
     def __init__(
@@ -138,16 +139,18 @@ class Frame:
         ticks: Sequence[str],
         gutters: Sequence[Sequence[str]],
         key: bool,
+        width: int = WIDTH,
     ) -> None:
-        self.figure = Figure(figsize=(WIDTH / theme.DPI, 1))
+        self._whole = width
+        self.figure = Figure(figsize=(width / theme.DPI, 1))
         self._renderer = FigureCanvasAgg(self.figure).get_renderer()
         left = _EDGE + 42 + max(self._size(tick, size=theme.TICK)[0] for tick in ticks)
         self._gutters = [
             max((self._size(name, weight="bold")[0] for name in panel), default=0.0) + _GUTTER for panel in gutters
         ]
-        self._width = (WIDTH - left - _EDGE - sum(self._gutters)) / len(headings)
+        self._width = (width - left - _EDGE - sum(self._gutters)) / len(headings)
         self._lefts = [left + place * self._width + sum(self._gutters[:place]) for place in range(len(headings))]
-        whole = WIDTH - 2 * _EDGE
+        whole = width - 2 * _EDGE
         titles = self._wrapped(title, whole, size=theme.TITLE, weight="bold")
         captions = self._wrapped(caption, whole, size=theme.CAPTION)
         columns = [
@@ -162,7 +165,7 @@ class Frame:
         heading_top = self._bottom + _AXES_HEIGHT + 18 + row * max(len(first) + len(rest) for first, rest in columns)
         title_top = heading_top + 22 + row * 1.35 * len(titles) + (row if key else 0)
         self._height = title_top + _EDGE * 0.6
-        self.figure.set_size_inches(WIDTH / theme.DPI, self._height / theme.DPI)
+        self.figure.set_size_inches(width / theme.DPI, self._height / theme.DPI)
         self._lines(titles, _EDGE, title_top, row * 1.35, size=theme.TITLE, weight="bold")
         for (first, rest), x in zip(columns, self._lefts, strict=True):
             self._lines(first, x, heading_top, row, size=theme.HEADING, weight="bold")
@@ -173,8 +176,8 @@ class Frame:
 
     def panel(self, place: int) -> Axes:
         """The axes of a panel, by its place from the left."""
-        x, y = self._lefts[place] / WIDTH, self._bottom / self._height
-        return self.figure.add_axes((x, y, self._width / WIDTH, _AXES_HEIGHT / self._height))
+        x, y = self._lefts[place] / self._whole, self._bottom / self._height
+        return self.figure.add_axes((x, y, self._width / self._whole, _AXES_HEIGHT / self._height))
 
     def room(self, place: int) -> Box:
         """Where a panel's texts may stand, in pixels: its axes and the gutter beside them."""
@@ -216,7 +219,7 @@ class Frame:
             [measured, predicted],
             ["measured", "predicted by the cost model"],
             loc="upper left",
-            bbox_to_anchor=((_EDGE - 2) / WIDTH, top / self._height),
+            bbox_to_anchor=((_EDGE - 2) / self._whole, top / self._height),
             ncols=2,
             frameon=False,
             borderpad=0,
@@ -227,7 +230,7 @@ class Frame:
 
     def _lines(self, rows: Sequence[str], x: float, top: float, step: float, **style: Any) -> None:
         for place, row in enumerate(rows):
-            self.figure.text(x / WIDTH, (top - place * step) / self._height, row, va="top", ha="left", **style)
+            self.figure.text(x / self._whole, (top - place * step) / self._height, row, va="top", ha="left", **style)
 
     def _wrapped(self, text: str, width: float, **style: Any) -> list[str]:
         """The text in rows that are no wider than `width` pixels (a single word may be)."""

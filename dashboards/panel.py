@@ -53,6 +53,11 @@ def crown_rows(panel: Panel) -> dict[int, int]:
     return rows
 
 
+def points_gid(place: int) -> str:
+    """The gid of the markers of a panel's line, by the line's place."""
+    return f"points-{place}"
+
+
 class Drawing:
     """A panel being drawn on its axes: what is there already is what the next text must not cover.
 
@@ -78,7 +83,7 @@ class Drawing:
         """Lines first, then the texts into the space that they leave: names at the right, other ends, crossings."""
         rows = crown_rows(self.panel)
         for place, line in enumerate(self.panel.lines):
-            self._curve(line)
+            self._curve(line, points_gid(place))
             if line.oom_at is not None:
                 self._crown(line, (line.oom_at, self.scale.crown(rows[place])))
         found = [crossing for comparison in self.panel.comparisons for crossing in comparison.crossings]
@@ -91,7 +96,7 @@ class Drawing:
             rivals = [self._pixels((other.x, other.value)) for other in crossings if other.text != crossing.text]
             self._mark(crossing, rivals)
 
-    def _curve(self, line: Series) -> None:
+    def _curve(self, line: Series, gid: str) -> None:
         look = self.looks[line.label]
         points = _curved(line)
         for bottom, top in bars(line):
@@ -100,7 +105,9 @@ class Drawing:
         own = {"markerfacecolor": look.colour, **theme.MEASURED_MARKER}
         predicted = theme.PREDICTED_MARKER if line.predicted else own
         markers = theme.IMPORTED_MARKER if line.imported else predicted
-        self.axes.plot(line.xs, line.values, color=look.colour, marker=look.marker, linestyle="none", zorder=4, **markers)
+        self.axes.plot(
+            line.xs, line.values, color=look.colour, marker=look.marker, linestyle="none", zorder=4, gid=gid, **markers
+        )
 
     def _crown(self, line: Series, at: Point) -> None:
         """A cross at the top, where the line would have left the chart, and a dotted way there."""

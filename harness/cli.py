@@ -1,12 +1,13 @@
-"""The front door: `frostline run`, `compare`, `report`, `chart`, `gate`, `import`, ... It parses, calls and prints.
+"""The front door: `frostline run`, `compare`, `report`, `chart`, `site`, `gate`, `import`, ... It parses, calls and prints.
 
-The commands are in `front/`. Those of `chart` are here, since nothing else of the harness reaches the dashboards.
+The commands are in `front/`. Those of `chart` and `site` are here, since nothing else of the harness reaches the dashboards.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +45,9 @@ app.add_typer(db_app, name="db")
 
 chart_app = typer.Typer(no_args_is_help=True, help="Draw a chart from what is stored.")
 app.add_typer(chart_app, name="chart")
+
+site_app = typer.Typer(no_args_is_help=True, help="Make a static site of what is stored, or look at it.")
+app.add_typer(site_app, name="site")
 
 
 def _show_version(asked: bool) -> None:
@@ -185,6 +189,38 @@ def chart_validation(
     with Store.open(db, create=False) as store:
         picture = validation_picture(Evidence.load(store, store.session(session).id), out)
     print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
+
+
+@site_app.command("build")
+def site_build(
+    out: Annotated[Path, typer.Option("--out", help="The folder for the site: an empty one, or one to replace.")],
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """Write the site: pages that open from a file, from a web server or as an artifact of CI, with nothing fetched."""
+    from frostline.dashboards.site.build import build_site
+    from frostline.harness.commands import verdicts_of
+    from frostline.results.store import Store
+
+    with Store.open(db, create=False) as store:
+        site = build_site(store, out, lambda session: verdicts_of(session, store))
+    print(f"Site: {site.index} ({site.pages} pages)")
+
+
+@site_app.command("serve")
+def site_serve(
+    port: Annotated[int, typer.Option("--port", help="The port; 0 for any that is free.")] = 8765,
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """Build the site into a temporary folder and serve it to this machine alone, until Ctrl-C."""
+    from frostline.dashboards.site.build import build_site
+    from frostline.dashboards.site.serve import serve
+    from frostline.harness.commands import verdicts_of
+    from frostline.results.store import Store
+
+    with tempfile.TemporaryDirectory(prefix="frostline-site-") as folder:
+        with Store.open(db, create=False) as store:
+            build_site(store, Path(folder), lambda session: verdicts_of(session, store))
+        serve(Path(folder), port, lambda address: print(f"Site: {address} (Ctrl-C ends it)", flush=True))
 
 
 def main() -> None:

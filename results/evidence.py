@@ -101,6 +101,11 @@ class Evidence:
             raise UsageError(f"session {self.session.id} has no sides")
         return next((side for side in self.sides if side.baseline), self.sides[0])
 
+    @cached_property
+    def varying_axes(self) -> Sequence[str]:
+        """The axes that tell the session's cases apart."""
+        return varying_axes(self.cases)
+
     @property
     def others(self) -> list[SideRecord]:
         """Every side but the baseline, by position."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from frostline.results.evidence import Evidence, side_names, varying_axes
+from frostline.results.evidence import Evidence, side_names
 from frostline.results.flags import OUT_OF_TIME
 from frostline.results.looks import FIRST_LOOK
 from frostline.results.record import STEP_TIME, Case, Kind, ProcessRecord, Reason, Role, Status, Verdict
@@ -85,7 +85,7 @@ def plain(value: object) -> str:
 
 def _places(evidence: Evidence, cases: Sequence[Case]) -> str:
     """The cases by the axes that vary, no more than a few of them."""
-    axes = varying_axes(evidence.cases)
+    axes = evidence.varying_axes
     places = [", ".join(f"{axis}={plain(case.params[axis])}" for axis in axes if axis in case.params) for case in cases]
     more = len(places) - MOST_PLACES
     return "; ".join(places[:MOST_PLACES]) + (
@@ -101,7 +101,7 @@ def _where(evidence: Evidence) -> Iterator[str]:
     if evidence.session.origin:
         yield f"imported from {evidence.session.origin}: measured elsewhere by another program, so no verdict rests on it"
     yield f"{suite_of(cases)} {versions}; {where} {evidence.machine.label}"
-    varying = set(varying_axes(cases))
+    varying = set(evidence.varying_axes)
     fixed = [f"{axis}={plain(value)}" for axis, value in (cases[0].params if cases else {}).items() if axis not in varying]
     if fixed:
         yield f"always {', '.join(fixed)}"

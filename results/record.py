@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 Params: TypeAlias = Mapping[str, int | float | str | bool]
@@ -342,7 +343,13 @@ class ProcessRecord:
     @property
     def code_id(self) -> str:
         """A hash of the code of the target packages that was loaded; empty when none was."""
-        return content_id(sorted((module.name, module.sha256) for module in self.modules)) if self.modules else ""
+        return _code_id(tuple(self.modules)) if self.modules else ""
+
+
+@lru_cache(maxsize=256)
+def _code_id(modules: tuple[Module, ...]) -> str:
+    """All processes of a side mostly load the same modules, often hundreds."""
+    return content_id(sorted((module.name, module.sha256) for module in modules))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from frostline.results.evidence import Evidence, side_names, varying_axes
+from frostline.results.evidence import Evidence, side_names
 from frostline.results.notes import notes, plain, skipped_throughout, suite_of, without_figures
 from frostline.results.record import (
     COLD_STEP_TIME,
@@ -64,7 +64,7 @@ def bench_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> Table:
     found = {(one.case_id, one.position, one.metric): one for one in verdicts if one.role is role}
     make = _abreast if len(sides) <= MOST_ABREAST else _one_below_the_other
     more, rows = make(evidence, sides, role, found)
-    columns = [Column(axis, figures=_numeric(evidence.cases, axis)) for axis in varying_axes(evidence.cases)]
+    columns = [Column(axis, figures=_numeric(evidence.cases, axis)) for axis in evidence.varying_axes]
     title = f"{suite_of(evidence.cases)} on {evidence.machine.label}"
     return Table(title, columns + more, rows, [*notes(evidence, verdicts), *without_figures(evidence, role)])
 
@@ -103,7 +103,7 @@ def _one_below_the_other(evidence: Evidence, sides: Sequence[SideRecord], role: 
 
 def _place(evidence: Evidence, case: Case) -> list[Cell]:
     """The values of the axes that vary."""
-    return [(plain(case.params.get(axis)),) for axis in varying_axes(evidence.cases)]
+    return [(plain(case.params.get(axis)),) for axis in evidence.varying_axes]
 
 
 def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evidence | None = None) -> Table:
@@ -115,7 +115,7 @@ def verdict_table(evidence: Evidence, verdicts: Sequence[Verdict], *, base: Evid
         verdicts: what was concluded of it.
         base: the session that holds the baseline, where it is another one.
     """
-    axes = varying_axes(evidence.cases)
+    axes = evidence.varying_axes
     names = side_names(evidence.sides)
     several = len({one.position for one in verdicts}) > 1
     cases = {case.id: case for case in evidence.cases}

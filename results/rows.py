@@ -161,8 +161,8 @@ def process_row(record: ProcessRecord) -> Row:
     }
 
 
-def process(row: Row, measurement: Sequence[Row], verification: Sequence[Row], process_module: Sequence[Row]) -> ProcessRecord:
-    """A process from its row and the rows of its children (`CHILD_QUERIES`)."""
+def process(row: Row, measurement: Sequence[Row], verification: Sequence[Row], modules: Sequence[Module] = ()) -> ProcessRecord:
+    """A process from its row, the rows of its children (`CHILD_QUERIES`) and its modules."""
     plain = (
         "id",
         "session_id",
@@ -187,7 +187,7 @@ def process(row: Row, measurement: Sequence[Row], verification: Sequence[Row], p
             Verification(one["output"], _number(one["relative"]), _number(one["maximum"]), _number(one["allowed"]))
             for one in verification
         ),
-        modules=tuple(Module(one["name"], one["file"], one["sha256"]) for one in process_module),
+        modules=modules,
         telemetry=json.loads(row["telemetry"]),
         environment=json.loads(row["environment"]),
         cost=json.loads(row["cost"]),
@@ -197,6 +197,11 @@ def process(row: Row, measurement: Sequence[Row], verification: Sequence[Row], p
 def module_id(module: Module) -> str:
     """The id of a module: what it contains."""
     return content_id([module.name, module.file, module.sha256])
+
+
+def module(row: Row) -> Module:
+    """A module from its row."""
+    return Module(row["name"], row["file"], row["sha256"])
 
 
 def module_row(module: Module) -> Row:
@@ -253,10 +258,6 @@ CHILD_QUERIES = {
     ),
     "verification": (
         "SELECT v.* FROM verification v JOIN process p ON p.id = v.process_id WHERE p.session_id = ? ORDER BY v.rowid"
-    ),
-    "process_module": (
-        "SELECT l.process_id, m.name, m.file, m.sha256 FROM process_module l JOIN module m ON m.id = l.module_id "
-        "JOIN process p ON p.id = l.process_id WHERE p.session_id = ? ORDER BY l.rowid"
     ),
 }
 """How the children of a session's processes are read; the keys are the arguments of `process`."""

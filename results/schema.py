@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import sqlite_utils
-from sqlite_utils.migrations import Migrations
+from frostline.results.sqlite import Migrations, sqlite_utils
 
 APPLICATION_ID = 0x46524F53  # "FROS", kept in the header of the file: tells our databases from others
 MIGRATION_SET = "frostline"

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import sqlite_utils
-
 from frostline.results import rows
 from frostline.results.record import (
     METRICS,
@@ -28,6 +26,7 @@ from frostline.results.record import (
     Imported,
     Machine,
     Metric,
+    Module,
     ProcessRecord,
     Role,
     RoundRatio,
@@ -39,6 +38,7 @@ from frostline.results.record import (
     Verdict,
 )
 from frostline.results.schema import APPLICATION_ID, known_migrations, migrations
+from frostline.results.sqlite import sqlite_utils
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,6 +184,9 @@ class Store:
         Raises:
             UsageError: nothing or several by that name, or no session at all.
         """
+        named = self._query("SELECT * FROM session WHERE id = ?", [ref])
+        if named:  # without reading the plans of all the others
+            return rows.session(named[0])
         known = self.sessions()
         if not known:
             raise UsageError(f"SESSION: {self.path} holds no session yet")
@@ -229,12 +232,32 @@ class Store:
             grouped = children.setdefault(table, {})
             for row in self._query(select, [session_id]):
                 grouped.setdefault(row["process_id"], []).append(row)
+        modules = self._modules(session_id)
         found = self._query("SELECT * FROM process WHERE session_id = ? ORDER BY rowid", [session_id])
         return [
-            rows.process(row, **{table: grouped.get(row["id"], []) for table, grouped in children.items()})
+            rows.process(
+                row,
+                **{table: grouped.get(row["id"], []) for table, grouped in children.items()},
+                modules=modules.get(row["id"], ()),
+            )
             for row in found
             if role is None or row["role"] == role
         ]
+
+    def _modules(self, session_id: str) -> dict[str, tuple[Module, ...]]:
+        """The modules of each process. Processes that loaded the same share them: there may be hundreds, in thousands."""
+        links = (
+            "SELECT l.process_id, l.module_id FROM process_module l JOIN process p ON p.id = l.process_id "
+            "WHERE p.session_id = ? ORDER BY l.rowid"
+        )
+        loaded: dict[str, list[str]] = {}
+        for process_id, module_id in self._db.execute(links, [session_id]):
+            loaded.setdefault(process_id, []).append(module_id)
+        sets = {tuple(ids) for ids in loaded.values()}
+        wanted = {one for ids in sets for one in ids}
+        known = {row["id"]: rows.module(row) for row in self._query("SELECT * FROM module") if row["id"] in wanted}
+        shared = {ids: tuple(known[one] for one in ids) for ids in sets}
+        return {process_id: shared[tuple(ids)] for process_id, ids in loaded.items()}
 
     def samples(self, process_id: str) -> list[Sample]:
         """Every sample of a process, by metric and in the order they were taken."""

@@ -74,7 +74,8 @@ def print_session(
 
     evidence = Evidence.load(store, session.id)
     if len(evidence.sides) > 1 and len({side.implementation for side in evidence.sides}) == 1:
-        deliver([verdict_table(evidence, verdicts)], markdown, markdown_comparison(evidence, verdicts))
+        page = "" if markdown is None else markdown_comparison(evidence, verdicts)
+        deliver([verdict_table(evidence, verdicts)], markdown, page)
     else:
         found = [bench_table(evidence, verdicts), times_table(evidence), throughput_table(evidence), bars_table(evidence)]
         deliver([table for table in found if table is not None], markdown)

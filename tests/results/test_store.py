@@ -318,3 +318,9 @@ def test_a_killed_writer_leaves_whole_processes(path: Path):
 def test_the_page_of_the_schema_agrees_with_the_code():
     page = Path(__file__).parents[2] / "docs" / "schema.md"
     assert page.read_text() == document(), "run: python -m frostline.results.schema > docs/schema.md"
+
+
+def test_opening_a_database_imports_no_pandas() -> None:
+    """It takes longer than all else that a report imports."""
+    code = "import sys, frostline.results.store; assert 'pandas' not in sys.modules; import pandas; pandas.DataFrame()"
+    subprocess.run([sys.executable, "-c", code], check=True)
