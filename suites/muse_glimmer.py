@@ -28,7 +28,7 @@ from frostline.suites.whole_model.step import step_of
 
 _LENGTHS = (1024, 2048, 4096, 8192, 16384)
 _PUBLISHED: dict[str, Value] = {"layers": 4, "hidden": 6656, "vocab": 202048, "dtype": "bfloat16"}
-_TABLE = {"layers": [4], "training": ["full", "lora"], "seq_len": list(_LENGTHS)}
+_TABLE: dict[str, list[Value]] = {"layers": [4], "training": ["full", "lora"], "seq_len": list(_LENGTHS)}
 _SMALL: dict[str, list[Value]] = {"hidden": [256], "vocab": [8192], "layers": [2], "dtype": ["float32"]}
 
 _PRESETS = {
@@ -99,7 +99,8 @@ def _patched(implementation: str, model: nn.Module, device: str) -> nn.Module:
             skip("Liger-Kernel's kernels run on CUDA alone")
         from liger_kernel.transformers import apply_liger_kernel_to_muse_glimmer
 
-        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        wrapped: Any = model
+        base = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
         apply_liger_kernel_to_muse_glimmer(model=base, layer_norm=False)
     return model
 

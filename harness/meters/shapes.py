@@ -32,14 +32,15 @@ def _conversions_to_the_same() -> Iterator[None]:
 
     torch swaps the parameters of a module when they are fake, whatever they become, and cannot: the mode refers to them.
     """
-    convert = torch.nn.Module._apply
+    convert: Any = torch.nn.Module._apply
 
     def convert_what_changes(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
         own = [*self._parameters.values(), *self._buffers.values()]
         with torch.no_grad():
             changes = any(fn(tensor) is not tensor for tensor in own if tensor is not None)
         if changes:
-            return convert(self, fn, recurse)
+            converted: torch.nn.Module = convert(self, fn, recurse)
+            return converted
         if recurse:
             for module in self.children():
                 module._apply(fn)

@@ -76,7 +76,7 @@ def _over_items(loss: Tensor, asked: Mapping[str, Any]) -> Tensor:
 def with_predictions(output: type) -> type:
     """A model's class of outputs, and in it what a trainer logs of a loss without logits."""
 
-    class _WithPredictions(output):  # type: ignore[misc,valid-type]  # a class of transformers, known when it is called
+    class _WithPredictions(output):  # type: ignore[misc]  # a class of transformers, known when it is called
         token_accuracy: torch.FloatTensor | None = None
         predicted_tokens: torch.LongTensor | None = None
 

@@ -177,7 +177,8 @@ def _layer_forward(theirs: ModuleType) -> Any:
         hidden_states, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named, **kwargs)
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states, residual = add_and_norm(residual, hidden_states, self.pre_feedforward_layernorm, centred)
-        return residual + self.post_feedforward_layernorm(self.mlp(hidden_states))
+        added: Tensor = self.post_feedforward_layernorm(self.mlp(hidden_states))
+        return residual + added
 
     return forward
 

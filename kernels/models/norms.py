@@ -28,15 +28,17 @@ def layer_norm_forward(self: Any, input: Tensor) -> Tensor:
     return layer_norm(input, self.weight, self.bias, self.eps)
 
 
-def add_and_norm(residual: Tensor, hidden_states: Tensor, norm: Any, patched: type) -> tuple[Tensor, Tensor]:
+def add_and_norm(residual: Tensor, hidden_states: Tensor, norm: Any, patched: Any) -> tuple[Tensor, Tensor]:
     """(norm(residual + hidden_states), residual + hidden_states), in one kernel where the norm is no more than `patched`.
 
     A norm that somebody wrapped or put a hook on is called, or what hangs on it would be left out.
     """
-    if type(norm) is not patched or any(getattr(norm, name) for name in _HOOKS):
+    watched = any(getattr(norm, name) for name in _HOOKS)
+    if watched or type(norm) is not patched:
         total = residual + hidden_states
         return norm(total), total
-    return fused_add_rms_norm(hidden_states, residual, norm.weight, norm.eps, 1.0, "gemma", False)
+    weight: Tensor = norm.weight
+    return fused_add_rms_norm(hidden_states, residual, weight, norm.eps, 1.0, "gemma", False)
 
 
 def _heads_first(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:

@@ -43,7 +43,8 @@ def make_model(shape: Shape, device: str) -> nn.Module:
     except ImportError:
         skip("transformers >= 5.15 is not installed: pip install 'frostline[muse]'")
     with torch.device(device):
-        model = MuseGlimmerForConditionalGeneration._from_config(_config(shape), dtype=shape.dtype)
+        make: Any = MuseGlimmerForConditionalGeneration._from_config
+        model = make(_config(shape), dtype=shape.dtype)
         model.model.vision_tower = model.model.vision_adapter = None  # the step has no image: nothing of them is measured
         return _adapted(model.train(), shape.dtype) if shape.lora else model.train()
 
@@ -80,9 +81,8 @@ def _config(shape: Shape) -> Any:
         text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2 * max(shape.hidden // 8, 4)}
     tiny = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     tiny |= {"pos_emb_height": 2, "pos_emb_width": 2}
-    return MuseGlimmerConfig(
-        text_config=text, vision_config=tiny, out_hidden_size=64, projector_hidden_size=16, tie_word_embeddings=False
-    )
+    make: Any = MuseGlimmerConfig
+    return make(text_config=text, vision_config=tiny, out_hidden_size=64, projector_hidden_size=16, tie_word_embeddings=False)
 
 
 def _adapted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
