@@ -34,6 +34,7 @@ class Request:
     """What a command was asked to measure, as typed; `None` and empty mean the suite's own choice.
 
     python: the interpreter that measures, serving the suite.
+    memory_limit: bytes of a GPU's memory that each process may allocate.
     """
 
     suite: str
@@ -49,6 +50,7 @@ class Request:
     max_rounds: int | None = None
     budget_s: float | None = None
     python: Interpreter = OWN
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         for setting in self.settings:
@@ -197,6 +199,8 @@ def _checked_late(request: Request) -> str:
 
 
 def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) -> Plan:
+    if request.memory_limit is not None and not suite.device.startswith("cuda"):
+        raise UsageError(f"--memory-limit: limits the memory of a GPU, and the device is {suite.device}; leave it out")
     suite_file = request.suite.partition("::")[0]
     absolute = (
         str(Path(suite_file).resolve()) + request.suite[len(suite_file) :] if suite_file.endswith(".py") else request.suite
@@ -219,4 +223,5 @@ def _plan(request: Request, suite: Declared, sides: Sequence[Side], looks: int) 
         isolation=request.isolation,
         python=request.python,
         selection=selection,
+        memory_limit=request.memory_limit,
     )

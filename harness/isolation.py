@@ -52,11 +52,14 @@ class Start:
     seed: int
     threads: int
     python: Interpreter = OWN
+    memory_limit: int | None = None
 
     def message(self) -> dict[str, Any]:
         """The first line that a worker reads."""
         path = None if self.path is None else str(self.path)
-        return {"path": path, "targets": self.targets, "device": self.device, "seed": self.seed}
+        return {"path": path, "targets": self.targets, "device": self.device, "seed": self.seed} | (
+            {} if self.memory_limit is None else {"memory_limit": self.memory_limit}
+        )
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,7 @@ class Process:
         threads: int,
         timeout_s: float,
         python: Interpreter = OWN,
+        memory_limit: int | None = None,
         launch: Launch = spawn,
         spawned_because: str = "",
         said_before: str = "",
@@ -218,6 +222,7 @@ class Process:
             threads: for torch and the BLAS underneath.
             timeout_s: the longest that one request may take.
             python: the interpreter that it runs in.
+            memory_limit: bytes of the GPU's memory that it may allocate; None for all there is.
             launch: how it is started. What it raises is raised.
             spawned_because: why it is not forked although that was asked for; kept for the record.
             said_before: what was printed while its suite was imported, where that was in another process.
@@ -226,7 +231,7 @@ class Process:
         self._started, self._ended = time.monotonic(), 0.0
         self._pending = b""
         self._modules: list[Module] = []
-        start = Start(path, targets, device, seed, threads, python)
+        start = Start(path, targets, device, seed, threads, python, memory_limit)
         (command, self._command), (self._reply, reply), (own_output, output) = os.pipe(), os.pipe(), os.pipe()
         try:
             self._handle = launch(start, Ends(command, reply, output))

@@ -31,6 +31,7 @@ def process_of(side: Side, plan: Plan, round_index: int, **how: Any) -> Process:
         threads=plan.threads,
         timeout_s=plan.timeout_s,
         python=plan.python,
+        memory_limit=plan.memory_limit,
         **how,
     )
 

@@ -39,6 +39,7 @@ class Plan:
         fewer_rounds: by case id and implementation, of a side that does not take part in all rounds of a look; 0: not at all.
         isolation: how processes are started: `spawn` or `fork`.
         python: the interpreter that measures.
+        memory_limit: bytes of the GPU's memory that a process may allocate, as if the card had no more; None: all it has.
         bars: what the suite asks of the figures, where the implementation varies.
     """
 
@@ -59,6 +60,7 @@ class Plan:
     bars: Sequence[Bar] = ()
     isolation: str = "spawn"
     python: Interpreter = OWN
+    memory_limit: int | None = None
 
     @property
     def looks(self) -> Looks:

@@ -61,6 +61,7 @@ class Worker:
         self.targets: list[str] = start.get("targets") or []
         self.device: str = start.get("device") or "cpu"
         self.seed: int = start.get("seed") or 0
+        self.memory_limit: int | None = start.get("memory_limit")
         if self.path and inherited is None:
             sys.path.insert(0, self.path)
         self.tracker: Any = None
@@ -201,6 +202,7 @@ class Worker:
             sys.modules["numpy"].random.seed(self.seed)
         with ExitStack() as stack:
             if "torch" in sys.modules:
+                self._limit_memory()
                 self._seed_torch()
                 if self.device == "cpu":
                     from frostline.harness.meters.memory import LiveBytes
@@ -211,6 +213,15 @@ class Worker:
             except Exception:
                 self._require_device()  # which says more than what torch says
                 raise
+
+    def _limit_memory(self) -> None:
+        """Let torch's allocator give no more of the GPU than was allowed; beyond it is out of memory, as on a smaller card."""
+        import torch
+
+        if self.memory_limit is None or not torch.cuda.is_available():
+            return
+        there = torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory_limit / there), self.device)
 
     def _require_device(self) -> None:
         if "torch" not in sys.modules:

@@ -9,7 +9,7 @@ from frostline.results.evidence import Evidence, side_names
 from frostline.results.flags import OUT_OF_TIME
 from frostline.results.looks import FIRST_LOOK
 from frostline.results.record import STEP_TIME, Case, Kind, ProcessRecord, Reason, Role, Status, Verdict
-from frostline.results.units import format_percent
+from frostline.results.units import format_percent, format_value
 
 WORTH_NAMING = ("torch", "triton", "numpy")  # of what is installed in an environment of the user's own
 MOST_PLACES = 3  # that one reason names
@@ -119,6 +119,8 @@ def _how(evidence: Evidence, measured: Sequence[ProcessRecord], verdicts: Sequen
     interleaves = dict.fromkeys(record.interleave for record in measured)
     how = f"{', '.join(isolations)}, interleaved by {' and by '.join(interleaves)}"
     yield f"{_rounds(evidence)}, a fresh process of each side in every one ({how})"
+    if limit := evidence.session.plan.get("memory_limit"):
+        yield f"memory of the GPU limited to {format_value(float(limit), 'B')} a process, as if the card had no more"
     yield "time: median of the processes' medians ± half their interquartile range; memory: peak (+ above the inputs)"
     level = " to ".join(format_percent(one) for one in _levels(verdicts))
     if ratios and any(one.low < one.high for one in verdicts):

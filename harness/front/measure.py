@@ -16,6 +16,7 @@ from frostline.harness.front.options import (
     IsolationOption,
     MarkdownOption,
     MaxRoundsOption,
+    MemoryLimitOption,
     PresetOption,
     PythonOption,
     RepoOption,
@@ -53,6 +54,7 @@ def run(
     timeout: TimeoutOption = 600.0,
     isolation: IsolationOption = "spawn",
     python: PythonOption = None,
+    memory_limit: MemoryLimitOption = None,
     db: DbOption = DEFAULT_DB,
     resume: Annotated[str | None, typer.Option("--resume", help="Finish an interrupted session: its id, or last.")] = None,
     markdown: MarkdownOption = None,
@@ -72,8 +74,9 @@ def run(
     if resume:
         _nothing_but_resume(context)
     request = make_request(
-        suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation, max_rounds, budget, python
-    )
+        suite, preset, settings, implementations, rounds, device, threads, seed, timeout, isolation, max_rounds, budget, python,
+        memory_limit,
+    )  # fmt: skip
     plan = plan_run(request) if suite else None
     with Store.open(db, create=plan is not None) as store:
         if plan is not None:

@@ -9,6 +9,7 @@ import typer
 
 from frostline.harness.describe import Request
 from frostline.harness.interpreters import OWN, find_interpreter
+from frostline.harness.planning import parse_bytes
 from frostline.results.duration import parse_duration
 
 SuiteArgument = Annotated[
@@ -63,6 +64,11 @@ MarkdownOption = Annotated[
     ),
 ]
 
+MemoryLimitOption = Annotated[
+    str | None,
+    typer.Option("--memory-limit", help="Memory like 80GB that a process may have of the GPU, as if the card had no more."),
+]
+
 DEFAULT_DB = Path("frostline.db")
 
 
@@ -80,6 +86,7 @@ def make_request(
     max_rounds: int | None = None,
     budget: str | None = None,
     python: str | None = None,
+    memory_limit: str | None = None,
 ) -> Request:
     """What was typed, as a request: `implementations` has commas between them. Raises UsageError for what cannot be."""
     names = [name for name in (implementations or "").split(",") if name]
@@ -97,6 +104,7 @@ def make_request(
         max_rounds,
         seconds(budget),
         OWN if python is None else find_interpreter(python).serving(suite),
+        None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit"),
     )
 
 

@@ -75,6 +75,7 @@ def test_nothing_measured_is_never_a_success(frostline, bench, tmp_path):
         (["run", "grpo", "--implementations", "prune"], "--implementations: grpo has no 'prune' (did you mean pruned?)"),
         (["run", "grpo", "--rounds", "0"], "--rounds: expected 1 to 1,000, got 0"),
         (["run", "grpo", "--device", "gpu"], "--device: expected cpu, cuda or cuda:N, got 'gpu'"),
+        (["run", "noise", "--device", "cpu", "--memory-limit", "80GB"], "--memory-limit: limits the memory of a GPU, and"),
         (["run", "--resume", "last", "--rounds", "3"], "--resume finishes what was planned: leave out --rounds"),
         (
             ["run", "--resume", "x", "--set", "n=1", "--seed", "0"],

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from frostline.harness.isolation import GRACE_S, STDERR_KEPT, Ended, Process
+from frostline.harness.isolation import GRACE_S, STDERR_KEPT, Ended, Process, Start
+from frostline.harness.worker import Worker
 from frostline.results.record import Status, UsageError
 
 SUITE = """
@@ -223,3 +225,17 @@ def test_modules_are_known_at_every_reply_and_told_when_they_change(tmp_path):
         assert "modules" not in worker._line()
     names = [[module.name for module in reply["modules"]] for reply in replies]
     assert names == [["thing"], ["thing"], ["thing"], ["later", "thing"]]
+
+
+@pytest.mark.parametrize("asked, fraction", [(80 * 10**9, 0.5), (400 * 10**9, 1.0)])
+def test_a_limit_of_memory_is_a_fraction_of_the_card(monkeypatch, asked, fraction):
+    import torch
+
+    given = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=160 * 10**9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *how: given.append(how))
+    start = Start(None, (), "cuda:1", 0, 1, memory_limit=asked)
+    Worker(start.message())._limit_memory()
+    Worker(Start(None, (), "cuda:1", 0, 1).message())._limit_memory()
+    assert given == [(fraction, "cuda:1")]
