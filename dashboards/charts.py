@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from frostline.dashboards import theme
 from frostline.dashboards.frame import WIDTH, Frame, Scale
 from frostline.dashboards.panel import Drawing, bars, crown_rows, every_x, names_at_the_right
-from frostline.results.crossover import Panel, Samples, load_panels, usual_reference
+from frostline.results.crossover import PANELS, Panel, Samples, load_panels, usual_reference
 from frostline.results.evidence import Evidence
 from frostline.results.lines import together
 from frostline.results.record import PEAK_ALLOCATED, STEP_TIME, Kind, Role, UsageError
@@ -76,7 +76,7 @@ def crossover_pictures(
     """Draw measured and predicted sessions: one picture for each metric where both are of the same sizes, else one of each.
 
     Args:
-        sessions: each with the role of the figures to draw; all of one suite with the axes `seq_len` and `lm_head`.
+        sessions: each with the role of the figures to draw; all of one suite with the axes `seq_len` and one of `PANELS`.
         folder: where the pictures go: `crossover.png` (or `crossover-predicted.png` and `crossover-measured.png`) for memory,
             `crossover-time.png` for times. Where several of a kind differ in their sizes, the session's id is added.
         against: the side that the others are compared with; None: `torch` where it is one of them, else the session's baseline.
@@ -216,7 +216,7 @@ def said_of(panel: Panel) -> list[str]:
 def sizes_of(evidence: Evidence) -> str:
     """What all cases of a chart have in common; what is off (no bias, nothing masked) goes without saying."""
     params = evidence.cases[0].params
-    return ", ".join(f"{axis} {value}" for axis, value in params.items() if axis not in ("seq_len", "lm_head") and value)
+    return ", ".join(f"{axis} {value}" for axis, value in params.items() if axis not in ("seq_len", *PANELS) and value)
 
 
 def overlay(measured: Sequence[Panel], predicted: Sequence[Panel]) -> list[Panel]:

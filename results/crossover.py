@@ -16,6 +16,8 @@ from frostline.results.statistics import summarise
 
 Samples = Callable[[str], Sequence[Sample]]
 
+PANELS = ("lm_head", "training")  # axes that say what is trained
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -67,11 +69,16 @@ def usual_reference(evidence: Evidence) -> str | None:
     return "torch" if "torch" in side_names(evidence.sides).values() else None
 
 
+def panel_axis(cases: Sequence[Case]) -> str:
+    """The axis that says what is trained, by which a chart has its panels: the first of `PANELS` that the cases have."""
+    return next((axis for axis in PANELS if cases and axis in cases[0].params), PANELS[0])
+
+
 def load_panels(
     evidence: Evidence,
     *,
     x: str = "seq_len",
-    panel: str = "lm_head",
+    panel: str | None = None,
     metric: str = PEAK_ALLOCATED.name,
     role: Role = Role.MEASURE,
     where: Mapping[str, int | float | str | bool] | None = None,
@@ -83,7 +90,7 @@ def load_panels(
     Args:
         evidence: the session.
         x: a numeric axis.
-        panel: the axis that tells the panels apart; a suite without it gets one panel.
+        panel: the axis that tells the panels apart; a suite without it gets one panel. None: that of `panel_axis`.
         metric: what the lines show; its value at a point is the median over processes.
         role: measured values, or the cost model's.
         where: values of further axes, for a session that has several.
@@ -94,6 +101,7 @@ def load_panels(
     Raises:
         UsageError: no such axis or side, an axis that is not numeric, another axis that still varies, or nothing to draw.
     """
+    panel = panel or panel_axis(evidence.cases)
     cases = _chosen(evidence, x, panel, where or {})
     names = side_names(evidence.sides)
     if against is not None and against not in names.values():

@@ -37,6 +37,8 @@ _PRESETS = {
     "layers": Preset(
         {"layers": [4, 8, 16], "training": ["full"], "seq_len": [4096]}, rounds=3, shares={"liger": Share(rounds=2)}
     ),
+    "crossover": Preset(_TABLE, rounds=1),
+    "crossover_small": Preset({**_SMALL, "seq_len": [64, 128, 256]}, rounds=1, implementations=("hf", "frostline")),
     "small": Preset({**_SMALL, "seq_len": [64, 256]}, rounds=3, implementations=("hf", "frostline")),
 }
 

@@ -15,14 +15,14 @@ from frostline.dashboards.panel import points_gid
 from frostline.dashboards.site.grid import Entry, Grid, Heading, Row, text
 from frostline.dashboards.site.pages import Chart, Page, session_name
 from frostline.dashboards.site.svg import inline_svg
-from frostline.results.crossover import Panel, Samples, load_panels, narrowed, usual_reference
+from frostline.results.crossover import PANELS, Panel, Samples, load_panels, narrowed, usual_reference
 from frostline.results.evidence import Evidence
 from frostline.results.lines import Series, format_x
 from frostline.results.notes import plain
 from frostline.results.record import Role, UsageError, content_id
 from frostline.results.units import MISSING, format_spread
 
-X, PANEL = "seq_len", "lm_head"
+X = "seq_len"
 LEAST_LENGTHS = 3  # fewer make no line
 WIDTH = 840  # pixels of a panel
 PAGES = 60  # the newest choices; each has up to four charts
@@ -71,7 +71,7 @@ class Crossovers:
                     continue
                 panels = _panels(part, role, samples)
                 if panels:
-                    params = {axis: value for axis, value in part.cases[0].params.items() if axis not in (X, PANEL)}
+                    params = {axis: value for axis, value in part.cases[0].params.items() if axis not in (X, *PANELS)}
                     choice = self._choices.setdefault((suite, sizes), Choice(suite, sizes, params))
                     choice.sources[role] = Source(part.session.id, part.machine.label, panels)
 
@@ -88,7 +88,7 @@ def _parts(evidence: Evidence) -> Iterator[Evidence]:
     """The session for each choice of the axes beside the length and the head, where it has several lengths."""
     if not all(isinstance(case.params.get(X), int) for case in evidence.cases):
         return
-    axes = dict.fromkeys(axis for case in evidence.cases for axis in case.params if axis not in (X, PANEL))
+    axes = dict.fromkeys(axis for case in evidence.cases for axis in case.params if axis not in (X, *PANELS))
     values = {axis: list(dict.fromkeys(str(case.params.get(axis)) for case in evidence.cases)) for axis in axes}
     varying = {axis: found for axis, found in values.items() if len(found) > 1}
     for chosen in product(*varying.values()):
