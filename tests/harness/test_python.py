@@ -283,7 +283,7 @@ class TestGate:
         (repository.path / "pyproject.toml").write_text(policy.replace("../environment", "gone"))
         done = frostline("gate", "--repo", repository.path, "--db", database)
         assert done.returncode == 2
-        assert "gate: tool.frostline.gate.python: " in done.stderr
+        assert "gate: tool.frostline.gate.python (line 7 of " in done.stderr
         assert "/gone is not there" in done.stderr
 
 
