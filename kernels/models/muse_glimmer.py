@@ -14,7 +14,7 @@ import importlib
 import inspect
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -28,8 +28,10 @@ _MODULE = "transformers.models.muse_glimmer.modeling_muse_glimmer"
 _LAYER_NORMED = ("MuseGlimmerVisionEncoderLayer", "MuseGlimmerVisionModel")
 _SILU = ("silu", "swish")
 
+_KEPT_AS = "_frostline_patches"  # on the patched module: its patches name it, so a table of ours would keep it alive
+
 _on_classes = Patches()
-_on_models: WeakKeyDictionary[nn.Module, Patches] = WeakKeyDictionary()
+_made_by_patched_classes: WeakSet[nn.Module] = WeakSet()
 
 
 def apply_to_muse_glimmer(
@@ -80,16 +82,27 @@ def apply_to_muse_glimmer(
     if getattr(getattr(base, "config", None), "model_type", None) not in ("muse_glimmer", "muse_glimmer_text"):
         raise ValueError(f"model: got {type(base).__name__}, wanted a Muse Glimmer of transformers")
     remove_from_muse_glimmer(base)
-    patches = _on_models[base] = Patches()
-    _patch_model(theirs, base, patches, options)
+    _patch_model(theirs, base, _kept_patches(base), options)
 
 
 def remove_from_muse_glimmer(model: nn.Module | None = None) -> None:
     """Give a model, or the classes, their own code back. Does nothing where nothing was applied."""
     if model is None:
         _on_classes.give_back()
+        for module in list(_made_by_patched_classes):
+            _give_back(module, f"{_KEPT_AS}_of_class")
+        _made_by_patched_classes.clear()
         return
-    patches = _on_models.pop(_unwrapped(model), None)
+    _give_back(_unwrapped(model), _KEPT_AS)
+
+
+def _kept_patches(module: nn.Module, name: str = _KEPT_AS) -> Patches:
+    patches = vars(module)[name] = Patches()
+    return patches
+
+
+def _give_back(module: nn.Module, name: str) -> None:
+    patches = vars(module).pop(name, None)
     if patches is not None:
         patches.give_back()
 
@@ -203,14 +216,15 @@ def _with_layer_norms(original: Any) -> Any:
     @functools.wraps(original)
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _patch_layer_norms(self, _on_classes)
+        _patch_layer_norms(self, _kept_patches(self, f"{_KEPT_AS}_of_class"))
+        _made_by_patched_classes.add(self)
 
     return init
 
 
 def _patch_layer_norms(module: nn.Module, patches: Patches) -> None:
     for child in module.children():
-        if type(child) is nn.LayerNorm:
+        if type(child) is nn.LayerNorm and "forward" not in vars(child):  # the class's patch may be given back before a model's
             patches.bind(child, "forward", layer_norm_forward)
 
 

@@ -10,18 +10,20 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-_ABSENT = object()
+
+class _Absent:
+    """Stands for an attribute that was not there; a class, since a deep copy of it is itself."""
 
 
 class Patches:
-    """What was replaced, in order."""
+    """What was replaced, in order. It holds its owners: keep it on one of them, and it goes with it and is copied with it."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Put `value` in the place of an attribute of a class, a module of Python or an object."""
-        self._replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
+        self._replaced.append((owner, name, vars(owner).get(name, _Absent)))
         setattr(owner, name, value)
 
     def bind(self, instance: Any, name: str, function: Callable[..., Any]) -> None:
@@ -32,7 +34,7 @@ class Patches:
         """Undo all of it, the last first."""
         while self._replaced:
             owner, name, before = self._replaced.pop()
-            if before is _ABSENT:
+            if before is _Absent:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
+import weakref
 
 import pytest
 import torch
@@ -221,6 +223,37 @@ def test_all_is_given_back():
     remove_from_muse_glimmer()
     assert all(vars(getattr(theirs, name)) == kept for name, kept in before.items())
     assert made(**text_inputs()).logits is not None
+
+
+def test_a_patched_model_that_nobody_holds_is_let_go(patch):
+    model = patch(tiny_model())
+    held = [weakref.ref(module) for module in model.modules()]
+    del model
+    gc.collect()
+    assert not any(module() is not None for module in held)
+
+
+def test_a_copy_is_given_its_own_code_back():
+    model = tiny_model()
+    apply_to(model)
+    other = copy.deepcopy(model)
+    remove_from_muse_glimmer(other)
+    assert not any("forward" in vars(module) for module in other.modules())
+    assert other(**text_inputs()).logits is not None and model(**text_inputs()).logits is None
+
+
+@pytest.mark.parametrize("first", ["classes", "instance"])
+def test_both_patches_are_given_back_in_any_order(first):
+    apply_to_muse_glimmer()
+    try:
+        model = tiny_model()
+        apply_to(model)
+        remove_from_muse_glimmer(model if first == "instance" else None)
+    finally:
+        remove_from_muse_glimmer()
+    remove_from_muse_glimmer(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert model(**text_inputs()).logits is not None
 
 
 def test_the_signature_stays_and_a_copy_is_of_its_own():
