@@ -130,6 +130,12 @@ def installed_source(targets: Sequence[str] = (), python: Interpreter = OWN) -> 
     return Source("installed", "installed", content_id(identity), None, tuple(targets))
 
 
+def commits_in_order(path: Path) -> list[str]:
+    """The commits that HEAD of the repository around `path` comes from, the oldest first; none where there is no repository."""
+    found = try_git(path, "rev-list", "--topo-order", "--reverse", "HEAD")
+    return found.stdout.split() if not found.returncode else []
+
+
 def git_source(
     ref: str,
     repo: Path | str = ".",

@@ -18,8 +18,9 @@ import typer
 from frostline.harness.front.data import db_app, export, import_
 from frostline.harness.front.doctor import doctor
 from frostline.harness.front.gate import gate
+from frostline.harness.front.history import MetricsOption, StoredSuite, history
 from frostline.harness.front.measure import compare, cost, report, run
-from frostline.harness.front.options import DEFAULT_DB, DbOption, ImplementationsOption, SetOption, make_request
+from frostline.harness.front.options import DEFAULT_DB, DbOption, ImplementationsOption, RepoOption, SetOption, make_request
 from frostline.harness.front.plan import plan
 from frostline.harness.front.printing import command_line, progress
 from frostline.harness.leaving import end_all
@@ -35,7 +36,7 @@ app = typer.Typer(
     help="Measure, chart and guard what freezing a parameter saves.",
     epilog="Start with: frostline run grpo",
 )
-COMMANDS: Sequence[Callable[..., None]] = (run, compare, report, cost, plan, gate, doctor)
+COMMANDS: Sequence[Callable[..., None]] = (run, compare, report, history, cost, plan, gate, doctor)
 for command in COMMANDS:
     app.command()(command)
 
@@ -172,6 +173,28 @@ def chart_norms(
         ref = session or last_session_of("norms", store)
         ((evidence, _),) = stored_sessions([ref], make_request("", settings=settings), store)
         picture = bound_picture(evidence, out)
+    print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
+
+
+@chart_app.command("history")
+def chart_history(
+    suite: StoredSuite,
+    out: Annotated[Path, typer.Option("--out", help="The folder for the picture.")] = Path(),
+    metric: MetricsOption = None,
+    settings: SetOption = None,
+    implementations: ImplementationsOption = None,
+    repo: RepoOption = Path(),
+    db: DbOption = DEFAULT_DB,
+) -> None:
+    """How did a suite's figures change over commits? From stored sessions, as PNG; steps are marked, and said."""
+    from frostline.dashboards.history import history_picture
+    from frostline.harness.history import history_of
+    from frostline.results.store import Store
+
+    request = make_request(suite, None, settings, implementations)
+    with Store.open(db, create=False) as store:
+        lines = history_of(request, [name for name in (metric or "").split(",") if name], repo, store)
+    picture = history_picture(suite, lines, out)
     print("\n".join([*picture.sentences, f"Chart: {picture.path}"]))
 
 

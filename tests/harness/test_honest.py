@@ -43,9 +43,6 @@ def honest(implementation, device, *, size):
 """
 
 
-ROUNDS = "--rounds", 6, "--max-rounds", 12  # the least that a verdict takes, and once more where that does not tell
-
-
 @pytest.fixture
 def compared(scratch_repo, tmp_path: Path, frostline):
     """Run `frostline compare` on two revisions of a scratch repository and give the verdict on the step's time."""
@@ -59,7 +56,7 @@ def compared(scratch_repo, tmp_path: Path, frostline):
         db = tmp_path / f"{base}-{head}.db"
         suite = tmp_path / "bench_honest.py"
         # One thread: with two on two cores, whatever else runs there would be measured.
-        done = frostline("compare", base, head, "--repo", repo.path, "--suite", suite, "--db", db, "--threads", 1, *ROUNDS)
+        done = frostline("compare", base, head, "--repo", repo.path, "--suite", suite, "--db", db, "--threads", 1)
         assert done.returncode == 0, done.stdout + done.stderr
         with Store.open(db, create=False) as store:
             (verdict,) = [one for one in store.verdicts(store.session().id) if one.metric == "step_time"]
